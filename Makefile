@@ -1,0 +1,42 @@
+# One command from a fresh machine: `make train` or `make test`. Everything lives in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help train test lint bench clean
+
+help:
+	@echo "make train   set up, then train a small network on real digits with 2 workers"
+	@echo "make test    set up, then run every test"
+	@echo "make lint    formatting, lint and types"
+	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 40 minutes)"
+	@echo "make clean   remove the environment and caches"
+
+train: $(READY)
+	$(BIN)/manyhands train
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/training.py
+
+# Debian ships Python without venv's pip unless python3-venv is installed; virtualenv does without it.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "manyhands needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) -V`. Use: make PYTHON=python3.11 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ rm -rf $(VENV); $(PYTHON) -m pip install --user --quiet virtualenv && $(PYTHON) -m virtualenv $(VENV); } || \
+		{ echo "cannot create $(VENV); on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
