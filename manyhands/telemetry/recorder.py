@@ -1,0 +1,198 @@
+"""The recorder of this process.
+
+A training step must not notice it: counting adds to a dictionary, a finished step appends a tuple to a list,
+and a daemon thread turns tuples into lines and appends them to the file four times a second. A killed process
+loses at most the last quarter of a second.
+
+Counters only ever grow. A step stores a copy of them and the thread writes the differences, so there is
+nothing to reset and nothing to lose between threads. Any thread may count: `counters[name] += amount` on a
+plain dictionary holds no point at which the interpreter would hand over to another thread.
+"""
+
+import atexit
+import builtins
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from manyhands.telemetry import lines
+from manyhands.telemetry.process import Usage
+
+FLUSH_PERIOD_S = 0.25
+PROCESS_PERIOD_S = 1.0
+
+_Pending = tuple[str, float, dict[str, float] | None, dict[str, Any]]  # kind, t, counters so far, fields
+
+_counters: defaultdict[str, float] = defaultdict(int)
+_pending: list[_Pending] = []
+_writer: "_Writer | None" = None
+
+
+def count(name: str, amount: float) -> None:
+    """Add to a counter of the current step."""
+    _counters[name] += amount
+
+
+def add_seconds(name: str, seconds: float) -> None:
+    """Add to the time that this step spent in a part of its work; `compute` is counted as `compute_s`."""
+    _counters[name + "_s"] += seconds
+
+
+class timed:
+    """Add the time spent inside the `with` block, also when it raises: `with timed("exchange"): ...`."""
+
+    __slots__ = ("_began_s", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._began_s = _clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _counters[self._name + "_s"] += _clock() - self._began_s
+
+
+def step(*, step: int, epoch: int, loss: float, samples: int, **more: Any) -> None:
+    """Record a finished step of this worker with everything counted since the last one.
+
+    `step` is the number of steps finished, this one included; `epoch` counts from 0; `samples` is the number
+    that this worker used.
+    """
+    if _writer is not None:
+        fields = {"step": step, "epoch": epoch, "loss": loss, "samples": samples, **more}
+        _pending.append(("step", _now(), _counters.copy(), fields))
+
+
+def event(kind: str, **fields: Any) -> None:
+    """Record anything else; it is in the file a quarter of a second later."""
+    if _writer is not None:
+        _pending.append((kind, _now(), None, fields))
+
+
+def totals() -> dict[str, float]:
+    """All counters since `open`, or since the start of the process without it."""
+    return dict(_counters)
+
+
+def open(path: Path, *, rank: int) -> None:
+    """Append this process's records to `path` from now on, with all counters at zero."""
+    global _writer
+    close()
+    writer = _Writer(path, rank)
+    _counters.clear()
+    _pending.clear()
+    _writer = writer
+
+
+def close() -> None:
+    """Write what is pending and stop; records after this are dropped until the next `open`."""
+    global _writer
+    writer, _writer = _writer, None
+    if writer is not None:
+        writer.close()
+
+
+class _Writer:
+    """The file and the thread that appends to it."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path = path
+        self._rank = rank
+        self._written: dict[str, float] = {}
+        self._usage = Usage()
+        self._sampled_s = _clock()
+        self._lost = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._torn = _ends_within_a_line(path)
+        self._file = builtins.open(path, "ab", buffering=0)  # noqa: SIM115
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        self._flush(with_process=True)
+        self._file.close()
+
+    def forget(self) -> None:
+        """In a forked child: the thread is not here, and the records are the parent's to write."""
+        self._file.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(FLUSH_PERIOD_S):
+            self._flush(with_process=_clock() - self._sampled_s >= PROCESS_PERIOD_S)
+
+    def _flush(self, *, with_process: bool) -> None:
+        if with_process:
+            self._sampled_s = _clock()
+            _pending.append(("process", _now(), None, dict(self._usage.sample())))
+        # Others append at the end meanwhile, so the list must stay the same list.
+        batch = _pending[:]
+        del _pending[: len(batch)]
+        encoded = [line for line in map(self._line, batch) if line is not None]
+        self._append(b"".join(encoded), len(batch), len(batch) - len(encoded))
+
+    def _line(self, pending: _Pending) -> bytes | None:
+        kind, t, counters, fields = pending
+        record = {"kind": kind, "t": t, "rank": self._rank, **fields}
+        if counters is not None:
+            written, self._written = self._written, counters
+            for name, value in counters.items():
+                if value != (before := written.get(name, 0)):
+                    record[name] = value - before
+        try:
+            return lines.encode(record)
+        except Exception:  # a field that cannot be written must cost its own line only
+            return None
+
+    def _append(self, data: bytes, records: int, unwritable: int) -> None:
+        lost = unwritable
+        try:
+            if data and self._torn:
+                data = b"\n" + data
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+                self._torn = bool(rest)
+        except OSError as error:
+            lost = records
+            self._torn = True
+            if not self._lost:
+                print(f"telemetry: cannot write {self._path}: {error}; records are lost", file=sys.stderr)
+        self._lost += lost
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether a process was killed in the middle of a line that would swallow our first one."""
+    try:
+        with builtins.open(path, "rb") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except FileNotFoundError:
+        return False
+
+
+def _forget_in_child() -> None:
+    global _writer
+    writer, _writer = _writer, None
+    _pending.clear()
+    _counters.clear()
+    if writer is not None:
+        writer.forget()
+
+
+_clock = time.perf_counter
+_now = time.time
+atexit.register(close)
+os.register_at_fork(after_in_child=_forget_in_child)
