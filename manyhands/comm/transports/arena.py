@@ -1,0 +1,88 @@
+"""The memory that the workers of one host share: anonymous, growing, gone with the last process.
+
+It is a `memfd`: not a file in `/dev/shm` (64 MB in many containers, where writing past the end is a bus error), no name
+to clean up, nothing left after `kill -9` of everyone. A peer gets it by inheritance or through `/proc/<pid>/fd`.
+"""
+
+import mmap
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from manyhands.errors import MemoryShort
+
+PAGE = mmap.PAGESIZE
+RESERVE = 0.05  # of the host's memory: what the operating system and the page cache should keep
+
+
+class Arena:
+    """Regions handed out one after the other; every worker asks for the same ones in the same order."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._used = 0
+        self._maps: list[mmap.mmap] = []
+
+    def map(self, length: int) -> mmap.mmap:
+        """The next region, zero-filled. Growing to the same size twice is harmless, so no one needs to lead."""
+        length = -(-length // PAGE) * PAGE
+        end = self._used + length
+        if os.fstat(self.fd).st_size < end:
+            os.ftruncate(self.fd, end)
+        region = mmap.mmap(self.fd, length, offset=self._used)
+        self._used = end
+        self._maps.append(region)
+        return region
+
+    def tensor(self, length: int, dtype: torch.dtype) -> Tensor:
+        """A vector over the next region."""
+        if not length:
+            return torch.empty(0, dtype=dtype)
+        region = self.map(length * dtype.itemsize)
+        return torch.frombuffer(region, dtype=dtype, count=length)
+
+    def close(self) -> None:
+        for region in self._maps:
+            try:
+                region.close()
+            except BufferError:
+                pass  # a tensor of the caller still lives in it; the memory goes when that tensor does
+        os.close(self.fd)
+
+
+def available_bytes() -> int:
+    """What can still be allocated here: the smaller of the host's and the container's free memory."""
+    free = int(_field("/proc/meminfo", "MemAvailable:")) * 1024
+    total = int(_field("/proc/meminfo", "MemTotal:")) * 1024
+    limit = _number("/sys/fs/cgroup/memory.max")
+    if limit is not None:
+        total = min(total, limit)
+        free = min(free, limit - (_number("/sys/fs/cgroup/memory.current") or 0))
+    return max(0, free - int(RESERVE * total))
+
+
+def require_memory(needed: int, what: str) -> None:
+    """Refuse before training starts rather than be killed in the middle of it."""
+    free = available_bytes()
+    if needed > free:
+        raise MemoryShort(
+            f"{what} need {needed / 1e9:.2f} GB on this host and {free / 1e9:.2f} GB are free; "
+            "use fewer workers, a smaller model or an optimizer with less state"
+        )
+
+
+def _field(path: str, name: str) -> str:
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(name):
+            return line.split()[1]
+    return "0"
+
+
+def _number(path: str) -> int | None:
+    try:
+        text = Path(path).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,127 @@
+"""The workers of one host: their shared memory, and how they meet in it.
+
+Everything the other parts need is here in four words: `allocate` memory that all see, `exchange` a few numbers,
+`publish` progress and `wait` for someone else's.
+"""
+
+import contextlib
+import os
+import select
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from manyhands import telemetry
+from manyhands.comm.transports.arena import Arena
+from manyhands.comm.transports.waiting import Counters
+from manyhands.errors import PeerLost
+
+ROW = 64  # numbers one worker can put into an exchange
+PROGRESS_COUNTERS = 4  # free for the users of a host: gradients ready, updates applied, ...
+
+
+class Host:
+    """This worker's place among the `size` workers of its host; `ranks` are their ranks in the world."""
+
+    def __init__(self, arena_fd: int, ranks: Sequence[int], index: int) -> None:
+        self.ranks = tuple(ranks)
+        self.index = index
+        self.size = len(self.ranks)
+        self.arena = Arena(arena_fd)
+        count = self.size * (1 + PROGRESS_COUNTERS)
+        rows_bytes = 2 * self.size * ROW * 8
+        memory = self.arena.map(Counters.bytes_needed(count) + rows_bytes)
+        # Spinning only helps while every worker has a core of its own.
+        spins = 400 if self.size <= (os.cpu_count() or 1) else 0
+        self._counters = Counters(memory, 0, count, self._check_peers, spins)
+        self._rows = memoryview(memory)[Counters.bytes_needed(count) :][:rows_bytes].cast("d")
+        self._meetings = 0
+        self._progress_seen = [0] * PROGRESS_COUNTERS
+        self._next_progress = 0
+        self._pids: dict[int, int] = {}
+        self._poll = select.poll()
+        self._meet_everyone()
+
+    def _meet_everyone(self) -> None:
+        """Learn the peers' process ids, so that a death is noticed from the exited process itself."""
+        # Until then, a peer that dies is noticed by whoever started us.
+        for index, row in enumerate(self.exchange([float(os.getpid())])):
+            if index != self.index:
+                with contextlib.suppress(OSError):
+                    pidfd = os.pidfd_open(int(row[0]))
+                    self._pids[pidfd] = self.ranks[index]
+                    self._poll.register(pidfd, select.POLLIN)
+
+    def _check_peers(self) -> None:
+        for pidfd, _ in self._poll.poll(0):
+            raise PeerLost(
+                f"worker {self._pids[pidfd]} is gone while worker {self.ranks[self.index]} waited for it"
+            )
+
+    def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
+        """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
+        return self.arena.tensor(length, dtype)
+
+    def exchange(self, row: Sequence[float]) -> list[list[float]]:
+        """Everyone's numbers, by local index; returns when all have arrived."""
+        width = len(row)
+        if width > ROW:
+            raise ValueError(f"an exchange carries {ROW} numbers, not {width}")
+        self._meetings += 1
+        # Two sets of rows take turns: whoever is one meeting ahead cannot disturb a slower reader.
+        base = (self._meetings % 2) * self.size * ROW
+        mine = base + self.index * ROW
+        self._rows[mine : mine + width] = (
+            memoryview(struct.pack(f"{width}d", *row)).cast("d") if width else b""
+        )
+        self._counters.publish(self.index, self._meetings)
+        with telemetry.timed("wait"):
+            for peer in range(self.size):
+                self._counters.wait(peer, self._meetings)
+        return [self._rows[at : at + width].tolist() for at in range(base, base + self.size * ROW, ROW)]
+
+    def barrier(self) -> None:
+        self.exchange([])
+
+    def progress(self) -> "Progress":
+        """A new set of counters, one per worker, for saying how far one has come."""
+        if self._next_progress == PROGRESS_COUNTERS:
+            raise ValueError(f"a host has {PROGRESS_COUNTERS} progress counters and all are taken")
+        self._next_progress += 1
+        return Progress(self._counters, self._next_progress * self.size, self.index, self.size)
+
+    def close(self) -> None:
+        for pidfd in self._pids:
+            os.close(pidfd)
+        self._pids.clear()
+        self._rows.release()
+        self._counters.close()
+        self.arena.close()
+
+
+class Progress:
+    """One growing number per worker of the host."""
+
+    def __init__(self, counters: Counters, base: int, index: int, size: int) -> None:
+        self._counters = counters
+        self._base = base
+        self._mine = base + index
+        self._peers = tuple(base + peer for peer in range(size) if peer != index)
+
+    def publish(self, value: int) -> None:
+        self._counters.publish(self._mine, value)
+
+    def reached(self, value: int) -> bool:
+        """Whether all others have come as far, without waiting."""
+        return all(self._counters.read(peer) >= value for peer in self._peers)
+
+    def wait(self, value: int) -> None:
+        """Until all others have come as far."""
+        for peer in self._peers:
+            self._counters.wait(peer, value)
+
+    def wait_for(self, index: int, value: int) -> None:
+        """Until one worker has come as far."""
+        self._counters.wait(self._base + index, value)

@@ -1,0 +1,82 @@
+"""How workers of one host wait for each other: counters in shared memory and the kernel's futex.
+
+Every counter has one writer and only grows, so no atomic read-modify-write is needed: an aligned 64-bit store
+is enough. A waiter spins for a few microseconds (a step of a small model is shorter than a context switch), then
+gives its core away, then sleeps in the kernel until the writer wakes it.
+"""
+
+import ctypes
+import mmap
+import os
+import platform
+from collections.abc import Callable
+
+_FUTEX = {"x86_64": 202, "aarch64": 98, "arm64": 98}.get(platform.machine())
+_WAIT, _WAKE, _EVERYONE = 0, 1, 2**31 - 1
+_LINE = 8  # int64s per cache line: counters of different writers must not share one
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_PATIENCE = _Timespec(0, 100_000_000)  # how long to sleep before asking whether the peers still live
+
+
+class Counters:
+    """Counters over shared memory; `check` is called now and then while waiting and may raise."""
+
+    def __init__(
+        self, memory: mmap.mmap, offset: int, count: int, check: Callable[[], None], spins: int
+    ) -> None:
+        self._view = memoryview(memory)[offset : offset + self.bytes_needed(count)].cast("q")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory, offset))
+        self._check = check
+        self._spins = spins
+
+    @staticmethod
+    def bytes_needed(count: int) -> int:
+        return count * _LINE * 8
+
+    def read(self, index: int) -> int:
+        return self._view[index * _LINE]
+
+    def publish(self, index: int, value: int) -> None:
+        """Everything this worker wrote before is visible to whoever sees the new value."""
+        self._view[index * _LINE] = value
+        if _FUTEX:
+            _libc.syscall(
+                _FUTEX, ctypes.c_void_p(self._address + index * _LINE * 8), _WAKE, _EVERYONE, None, None, 0
+            )
+
+    def wait(self, index: int, value: int) -> None:
+        """Return once the counter has reached `value`."""
+        view, position = self._view, index * _LINE
+        for _ in range(self._spins):
+            if view[position] >= value:
+                return
+        for _ in range(16):
+            if view[position] >= value:
+                return
+            os.sched_yield()
+        while (seen := view[position]) < value:
+            self._sleep(index, seen)
+            if view[position] < value:
+                self._check()
+
+    def _sleep(self, index: int, seen: int) -> None:
+        """Until the counter differs from `seen`, or a tenth of a second."""
+        if _FUTEX:
+            address = ctypes.c_void_p(self._address + index * _LINE * 8)
+            low = ctypes.c_int(
+                seen & 0xFFFFFFFF
+            )  # the kernel compares 32 bits; the low half comes first in memory
+            _libc.syscall(_FUTEX, address, _WAIT, low, ctypes.byref(_PATIENCE), None, 0)
+        else:
+            os.sched_yield()
+
+    def close(self) -> None:
+        self._view.release()
