@@ -5,7 +5,7 @@ and "-inf", and a value that is exactly one of those strings is read back as the
 """
 
 import math
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -33,11 +33,25 @@ def decode(line: bytes) -> Record | None:
     return record if _is_record(record) else None
 
 
+@overload
+def number(value: object, otherwise: float) -> float: ...
+@overload
+def number(value: object) -> float | None: ...
+def number(value: object, otherwise: float | None = None) -> float | None:
+    """A field as a number, or `otherwise` where it is none: what comes from a file may be anything."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return otherwise
+    return otherwise
+
+
 def _is_record(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and isinstance(value.get("kind"), str)
-        and isinstance(value.get("t"), int | float)
+        and math.isfinite(number(value.get("t"), math.nan))
         and isinstance(value.get("rank"), int)
     )
 
