@@ -1,0 +1,93 @@
+"""Named tensors as a stream of safetensors bytes, a few megabytes at a time.
+
+The library's own writer refuses tensors that are not contiguous or that share memory, and some versions of
+it hold a second copy of everything. Parameters here are views of one flat vector that may be half of the
+machine's memory, so the bytes are produced piece by piece. Reading is the library's.
+
+The format: 8 bytes with the header's length, a JSON header `{name: {dtype, shape, data_offsets}}`, the data.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from manyhands.errors import CheckpointError
+
+PIECE_BYTES = 8 * 2**20
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+
+
+def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
+    """The file's bytes in order; what cannot be saved is refused at once, before the first byte."""
+    for name, tensor in tensors.items():
+        _refuse_unsavable(name, tensor)
+    # Wide types first: then every tensor starts at a multiple of its element size and can be mapped in place.
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+    return _stream(ordered)
+
+
+def decode(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, mapped: read when touched; changes never reach the file."""
+    try:
+        return dict(load_file(path))
+    except SafetensorError as error:
+        raise CheckpointError(f"{path.name} is not a safetensors file ({error})") from error
+
+
+def _refuse_unsavable(name: str, tensor: torch.Tensor) -> None:
+    reason = None
+    if name == "__metadata__":
+        reason = "safetensors reserves this name"
+    elif tensor.layout != torch.strided or tensor.is_meta:
+        reason = f"it is {'on the meta device' if tensor.is_meta else tensor.layout}, not dense with values"
+    elif tensor.dtype not in DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        reason = f"its type is {str(tensor.dtype).removeprefix('torch.')}; convert it to one of {known}"
+    if reason:
+        raise CheckpointError(f"tensor {name!r} cannot be saved: {reason}")
+
+
+def _stream(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
+    header = {}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors.values():
+        yield from _pieces(tensor)
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[bytes]:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # A single element may keep any stride and still call itself contiguous; a view as bytes needs stride 1.
+    octets = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
+    for start in range(0, octets.size, PIECE_BYTES):
+        # A copy, because other workers may be writing to shared parameters:
+        # the bytes that are hashed must be the bytes that are written.
+        yield octets[start : start + PIECE_BYTES].tobytes()
