@@ -71,10 +71,13 @@ class Replica:
         self._params.reverse()
         self._claim_memory(dtype)
         self._move_in()
-        self.used = torch.ones(len(self._params), dtype=torch.uint8)  # by anyone, in this step
+        self._flags.fill_(1)
+        self._all_used = torch.ones(len(self._params), dtype=torch.uint8)
+        self.used = self._all_used
         self._arrived = bytearray(len(self._params))
         self._on_ready: OnReady | None = None
         self._last_part = False
+        self._had_gaps = False
         self._deferred: list[Span] = []
         self._gates = host.progress() if host else None
         self._gate = 0
@@ -258,6 +261,9 @@ class Replica:
         missing = len(self._arrived) - sum(self._arrived)
         if missing:
             self._fill_gaps()
+        if missing or self._had_gaps:
+            self._flags[self._index].copy_(torch.frombuffer(self._arrived, dtype=torch.uint8))
+            self._had_gaps = bool(missing)
         self._states[self._index, 1] = missing
         self._waiting_for = [0] * len(self.spans)
         if self._on_ready:
@@ -273,12 +279,10 @@ class Replica:
             self._gates.publish(self._gate)
             with telemetry.timed("wait"):
                 self._gates.wait(self._gate)
-        self.used = self._flags.amax(0) if self._states[:, 1].any() else torch.ones_like(self._flags[0])
+        self.used = self._flags.amax(0) if self._states[:, 1].any() else self._all_used
 
     def _fill_gaps(self) -> None:
         """Parameters without a gradient on this worker may have one on another."""
-        flags = torch.frombuffer(self._arrived, dtype=torch.uint8)
-        self._flags[self._index].copy_(flags)
         if self._states[self._index, 0]:
             for index, arrived in enumerate(self._arrived):
                 if not arrived:
@@ -310,12 +314,18 @@ class Replica:
 
     def _update(self, span: Span) -> None:
         with telemetry.timed("update"):
-            self.updates.apply(span, self._skipped())
+            self.updates.apply(span, self._skipped)
 
-    def _skipped(self) -> frozenset[int]:
-        if bool(self.used.all()):
-            return frozenset()
-        return frozenset(torch.nonzero(self.used == 0).flatten().tolist())
+    @property
+    def used(self) -> Tensor:
+        """One flag per parameter: whether anyone had a gradient for it in this step. Others are not updated."""
+        return self._used
+
+    @used.setter
+    def used(self, flags: Tensor) -> None:
+        self._used = flags
+        everything = flags is self._all_used or bool(flags.all())
+        self._skipped = frozenset() if everything else frozenset(torch.nonzero(flags == 0).flatten().tolist())
 
     def settle(self) -> None:
         """End of the step: every owner has updated its spans, the parameters are those of one step again."""
@@ -332,7 +342,7 @@ class Replica:
         """As `clip_grad_norm_`: the norm of the norms of the parameters, each taken by one worker."""
         if self._host:
             self._host.barrier()
-        skipped = self._skipped()
+        skipped = self._skipped
         for index, place in enumerate(self.layout.places):
             if index % self._workers == self._index and index not in skipped:
                 self._norms[index] = torch.linalg.vector_norm(self.grads[place.start : place.stop])

@@ -1,0 +1,71 @@
+"""What a strategy uses to combine vectors with the other replicas.
+
+`Comm` itself is the world of one: every operation is there and has nothing to do. The other kinds add peers: through the
+memory of a host (`shared.py`), between hosts (`between.py`), or through a printable schedule (`scheduled.py`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Spanned(Protocol):
+    """What a replica shows of itself to a comm: gradients as one vector, and the spans this worker owns."""
+
+    grads: Tensor
+
+    @property
+    def owned(self) -> Iterable[Any]: ...
+
+    def lane(self, span: Any) -> int: ...
+
+
+class Sums:
+    """A sum of gradients over all replicas that is under way; iterating yields owned spans as they are complete."""
+
+    # Where given, spans can be started one by one while the backward pass goes on.
+    start: Callable[[Any], None] | None = None
+
+    def __init__(self, comm: "Comm", replica: Spanned) -> None:
+        self._comm = comm
+        self._replica = replica
+
+    def __iter__(self) -> Iterator[Any]:
+        self._comm.sum_(self._replica.grads)
+        yield from self._replica.owned
+
+
+class Comm:
+    """Replica `rank` of `size`; vectors are contiguous, the same length everywhere, and changed in place."""
+
+    rank = 0
+    size = 1
+
+    def sum_(self, vector: Tensor) -> None:
+        """The sum over all replicas, the same bits everywhere."""
+
+    def mean_(self, vector: Tensor) -> None:
+        self.sum_(vector)
+        if self.size > 1:
+            vector.div_(self.size)
+
+    def sums(self, replica: Spanned) -> Sums:
+        """Begin a sum of gradients over all replicas."""
+        return Sums(self, replica)
+
+    def copy_(self, vector: Tensor) -> None:
+        """Replica 0's bits to all: an integer sum in which the others add nothing."""
+        bits = vector.view(torch.int32) if vector.nbytes % 4 == 0 else vector.view(torch.uint8)
+        if self.rank:
+            bits.zero_()
+        self.sum_(bits)
+
+    def any_(self, flags: Tensor) -> Tensor:
+        """For each flag, whether any replica has it set."""
+        if self.size > 1:
+            flags = flags.to(torch.int32)
+            self.sum_(flags)
+            flags = (flags > 0).to(torch.uint8)
+        return flags

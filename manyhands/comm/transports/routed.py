@@ -1,0 +1,30 @@
+"""Point-to-point messages that take shared memory inside a host and the network between hosts."""
+
+from torch import Tensor
+
+from manyhands.comm.transports.transport import Handle, Transport
+
+
+class RoutedTransport:
+    """Ranks are those of the world; `near` counts the workers of this host, in the order of `local_ranks`."""
+
+    def __init__(self, rank: int, size: int, local_ranks: tuple[int, ...], near: Transport, far: Transport | None) -> None:
+        self.rank = rank
+        self.size = size
+        self._local = {peer: index for index, peer in enumerate(local_ranks)}
+        self._near = near
+        self._far = far
+
+    def send(self, peer: int, vector: Tensor) -> Handle:
+        transport, address = self._route(peer)
+        return transport.send(address, vector)
+
+    def receive(self, peer: int, into: Tensor) -> Handle:
+        transport, address = self._route(peer)
+        return transport.receive(address, into)
+
+    def _route(self, peer: int) -> tuple[Transport, int]:
+        if peer in self._local:
+            return self._near, self._local[peer]
+        assert self._far is not None, f"worker {peer} is on another host and there is no network transport"
+        return self._far, peer
