@@ -1,0 +1,232 @@
+"""The worker processes of one launcher: started together, heard together, ended together.
+
+Every process is held by a file descriptor (pidfd), so exits and output arrive through one selector: no
+threads, no polling for deaths, no process id that may meanwhile belong to someone else.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable
+
+from manyhands.cluster.launchers import local
+from manyhands.errors import ManyhandsError
+
+_TAIL_LINES = 40
+_READ_BYTES = 1 << 16
+_NEVER = float("inf")
+
+# The kernel ends the workers when the launcher is killed (worker.py), but not what the workers have started.
+# This shell reads their process groups from its standard input and ends them when the launcher's end closes.
+_GUARD = 'while read -r pid; do groups="$groups -$pid"; done; kill -s KILL -- $groups'
+
+
+class Worker:
+    """One process: its descriptors, its exit code and its last lines on standard error."""
+
+    def __init__(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
+        self.rank = rank
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
+        self.code = 0
+        """As in `subprocess`: negative for a signal. Known once the worker has ended."""
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.speaks_last_words = False
+        assert process.stdout
+        assert process.stderr
+        self.streams = (_Stream(self, process.stdout.fileno()), _Stream(self, process.stderr.fileno()))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to this process alone."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill_group(self) -> None:
+        """End the worker and all it has started; only before it is reaped, while the group is its own."""
+        self.signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def hear_error(self, line: str) -> bool:
+        """Keep a line of standard error; says whether it should be shown now."""
+        if line == local.LAST_WORDS:
+            self.speaks_last_words = True
+            self.tail.clear()
+        else:
+            self.tail.append(line)
+        return not self.speaks_last_words
+
+
+class _Stream:
+    """One pipe of a worker, cut into lines."""
+
+    def __init__(self, worker: Worker, fd: int) -> None:
+        self.worker, self.fd = worker, fd
+        self._rest = b""
+        os.set_blocking(fd, False)
+
+    def read(self) -> list[str] | None:
+        """The lines that have come; None if there is nothing to read, now or ever."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _READ_BYTES:
+            lines, self._rest = [*lines, self._rest], b""
+        return [_text(line) for line in lines]
+
+    def read_all(self) -> list[str]:
+        """Everything that an ended worker has left in the pipe, with a last line that has no end."""
+        lines: list[str] = []
+        # A pipe holds at most 1 MB by default; what a runaway grandchild goes on writing is not waited for.
+        for _ in range(16):
+            new = self.read()
+            if new is None:
+                break
+            lines += new
+        return [*lines, _text(self._rest)] if self._rest else lines
+
+
+def _text(line: bytes) -> str:
+    # What a terminal would still show of a line that a progress bar has written over and over.
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+
+
+class Crew:
+    """All workers of a run; leaving the context ends every process and closes every descriptor."""
+
+    def __init__(self, on_line: Callable[[int, str], None], *, arena: bool) -> None:
+        self.running: list[Worker] = []
+        self.size = 0
+        self.stopping = False
+        self._on_line = on_line
+        self._arena = arena
+        self._kill_at = _NEVER
+
+    def __enter__(self) -> "Crew":
+        with contextlib.ExitStack() as stack:
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._inherited: list[int] = []
+            if self._arena:
+                self._inherited.append(os.memfd_create("manyhands", os.MFD_CLOEXEC))
+                stack.callback(os.close, self._inherited[0])
+            self._guard = stack.enter_context(_start_guard())
+            stack.callback(self._guard.kill)
+            stack.callback(self._end_all)
+            self._resources = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._resources.close()
+
+    def start(self, command: list[str], environ: dict[str, str]) -> None:
+        """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us."""
+        rank = self.size
+        environ = {**environ, local.RANK: str(rank)}
+        if self._inherited:
+            environ[local.ARENA_FD] = str(self._inherited[0])
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=self._inherited,
+                process_group=0,
+            )
+            try:
+                worker = Worker(rank, process)
+            except OSError:
+                process.kill()
+                with process:
+                    raise
+        except OSError as error:
+            raise ManyhandsError(f"cannot start worker {rank}: {error}.") from error
+        self.running.append(worker)
+        self.size += 1
+        assert self._guard.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.write(f"{process.pid}\n".encode())
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
+        for stream in worker.streams:
+            self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+
+    def wait(self, timeout_s: float) -> list[Worker]:
+        """Pass on what the workers say, for at most this long; gives the workers that have ended."""
+        now = time.monotonic()
+        if now >= self._kill_at:
+            self.kill()
+        ended: list[Worker] = []
+        for key, _ in self._selector.select(max(0.0, min(timeout_s, self._kill_at - now))):
+            if isinstance(key.data, Worker):
+                ended.append(key.data)
+                continue
+            lines = key.data.read()
+            if lines is None:
+                self._selector.unregister(key.fd)
+            else:
+                self._pass_on(key.data, lines)
+        for worker in ended:
+            worker.kill_group()
+            for stream in worker.streams:
+                self._pass_on(stream, stream.read_all())
+            self._reap(worker)
+        return ended
+
+    def stop(self, grace_s: float) -> None:
+        """Tell every worker to end; whoever has not after the grace is killed."""
+        if self.stopping:
+            return
+        self.stopping = True
+        self._kill_at = time.monotonic() + grace_s
+        for worker in self.running:
+            worker.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End every worker, and what it has started, now."""
+        self.stopping = True
+        self._kill_at = _NEVER
+        for worker in self.running:
+            worker.kill_group()
+
+    def _pass_on(self, stream: _Stream, lines: list[str]) -> None:
+        worker = stream.worker
+        is_error = stream is worker.streams[1]
+        for line in lines:
+            if not is_error or worker.hear_error(line):
+                self._on_line(worker.rank, line)
+
+    def _reap(self, worker: Worker) -> None:
+        for fd in (worker.pidfd, *(stream.fd for stream in worker.streams)):
+            with contextlib.suppress(KeyError):  # a stream that ended before its process is out already
+                self._selector.unregister(fd)
+        os.close(worker.pidfd)
+        with worker.process:  # waits, and closes the pipes
+            worker.code = worker.process.wait()
+        self.running.remove(worker)
+
+    def _end_all(self) -> None:
+        self.kill()
+        for worker in list(self.running):
+            self._reap(worker)
+
+
+def _start_guard() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        process_group=0,
+        cwd="/",
+    )

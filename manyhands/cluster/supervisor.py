@@ -1,0 +1,162 @@
+"""Start the workers of this host, pass on what they say, end them all when one dies, and name that one."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from manyhands.cluster.cores import Layout
+from manyhands.cluster.crew import Crew, Worker
+from manyhands.cluster.launchers import local
+
+_TICK_S = 0.125
+_AFTER_DEATH_S = 1.0
+_AFTER_INTERRUPT_S = 3.0
+# A worker that lost its peer can be seen to exit before the peer itself: wait this long for the one to blame.
+_BLAME_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a world ended."""
+
+    ok: bool
+    exit_code: int
+    message: str
+    rank: int | None = None
+    """The worker that died first, where one did."""
+    tail: tuple[str, ...] = ()
+    """The last lines of that worker's traceback or standard error."""
+
+
+def run(
+    command: list[str],
+    *,
+    workers: int,
+    layout: Layout,
+    environ: dict[str, str],
+    run_dir: Path | None,
+    on_tick: Callable[[], None],
+    on_line: Callable[[int, str], None],
+    prefix: Callable[[int], list[str]] = lambda rank: [],
+    arena: bool = True,
+) -> Outcome:
+    """Run `command` (a script or `-m` and a module, with its arguments) in every worker until all have ended.
+
+    `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
+    and must replace itself by it, as `nice` and `ip netns exec` do. Call this from the main thread: signals
+    go there, and the workers die with it.
+    """
+    ours = {local.SIZE: str(workers), local.LAUNCHER_PID: str(os.getpid())}
+    ours |= {name: str(layout.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    if run_dir is not None:
+        ours[local.RUN_DIR] = str(run_dir)
+    with _Signals() as signals, Crew(on_line, arena=arena) as crew:
+        for rank in range(workers):
+            cores = ",".join(str(core) for core in layout.cores[rank])
+            worker = [*prefix(rank), sys.executable, "-m", "manyhands.cluster.worker", *command]
+            crew.start(worker, {**os.environ, **environ, **ours, local.CORES: cores})
+        return _watch(crew, signals, on_tick)
+
+
+def _watch(crew: Crew, signals: "_Signals", on_tick: Callable[[], None]) -> Outcome:
+    deaths: list[Worker] = []
+    blame_at = tick_at = 0.0
+    while crew.running:
+        now = time.monotonic()
+        if now >= tick_at:
+            on_tick()
+            tick_at = now + _TICK_S
+        if signals.count == 1:
+            crew.stop(_AFTER_INTERRUPT_S)
+        elif signals.count > 1:
+            crew.kill()
+        exits = crew.wait(tick_at - now)
+        if crew.stopping:
+            continue
+        new = [worker for worker in exits if worker.code != 0]
+        if new and not deaths:
+            blame_at = time.monotonic() + _BLAME_S
+        # Of those that went at the same time, a signal is a cause and an exit code perhaps its consequence.
+        deaths += sorted(new, key=lambda worker: worker.code > 0)
+        if deaths and (_innocence(_first(deaths)) == 0 or time.monotonic() >= blame_at):
+            crew.stop(_AFTER_DEATH_S)
+    if signals.number is not None and (not deaths or _innocence(_first(deaths)) > 0):
+        name = signal.Signals(signals.number).name
+        return Outcome(ok=False, exit_code=128 + signals.number, message=f"interrupted by {name}")
+    if deaths:
+        return _death(_first(deaths), crew.size)
+    return Outcome(ok=True, exit_code=0, message=f"all {crew.size} workers finished")
+
+
+def _innocence(worker: Worker) -> int:
+    """0 for one that died by itself, more for one that lost its peer or was told to end."""
+    if worker.code == local.EXIT_PEER_LOST:
+        return 2
+    return 1 if worker.code in (local.EXIT_TERMINATED, -signal.SIGTERM) else 0
+
+
+def _first(deaths: list[Worker]) -> Worker:
+    """The death to blame: the first in time among those that are not another's consequence."""
+    return min(deaths, key=_innocence)
+
+
+def _death(worker: Worker, size: int) -> Outcome:
+    return Outcome(
+        ok=False,
+        exit_code=worker.code if worker.code > 0 else 128 - worker.code,
+        message=f"worker {worker.rank} of {size} died: {describe_exit(worker.code)}",
+        rank=worker.rank,
+        tail=tuple(worker.tail),
+    )
+
+
+def describe_exit(code: int) -> str:
+    """An exit code of `subprocess` (negative for a signal) in words."""
+    if code == local.EXIT_TERMINATED:
+        return "told to end by SIGTERM (exit code 143)"
+    if code == local.EXIT_PEER_LOST:
+        return "it lost another worker (exit code 70)"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"killed by signal {-code}"
+    meaning = {
+        "SIGSEGV": "segmentation fault",
+        "SIGBUS": "bus error",
+        "SIGABRT": "aborted",
+        "SIGILL": "illegal instruction",
+        "SIGFPE": "arithmetic fault",
+    }.get(name)
+    return f"{meaning} ({name})" if meaning else f"killed by {name}"
+
+
+class _Signals:
+    """Notes the signals that end a run instead of dying of them; restores the handlers on leaving."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.count = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Whoever started us under nohup, or in the background of a script, wants it to stay ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number
+        self.count += 1
