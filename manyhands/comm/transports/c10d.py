@@ -1,0 +1,55 @@
+"""Point-to-point over `torch.distributed` with Gloo: what connects hosts."""
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch import Tensor
+
+from manyhands.comm.transports.transport import Handle
+from manyhands.errors import PeerLost
+
+
+class C10dTransport:
+    """Messages among the ranks of a Gloo process group; `None` is the default group."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self._workers: list[int] = dist.get_process_group_ranks(group)
+        self.rank: int = dist.get_rank(group)
+        self.size: int = len(self._workers)
+
+    def send(self, peer: int, vector: Tensor) -> Handle:
+        return self._start(dist.isend, peer, vector)
+
+    def receive(self, peer: int, into: Tensor) -> Handle:
+        return self._start(dist.irecv, peer, into)
+
+    def _start(self, post: Callable[..., dist.Work | None], peer: int, vector: Tensor) -> Handle:
+        worker = self._workers[peer]
+        try:
+            work = post(vector, worker, group=self._group)
+        except RuntimeError as error:
+            raise _explained(error, worker) from error
+        if work is None:
+            raise ValueError(f"worker {dist.get_rank()} is not a member of the group {self._workers}")
+        return _Work(work, worker)
+
+
+class _Work:
+    def __init__(self, work: dist.Work, worker: int) -> None:
+        self._work = work
+        self._worker = worker
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise _explained(error, self._worker) from error
+
+
+def _explained(error: RuntimeError, worker: int) -> Exception:
+    """Gloo marks what went wrong on the wire only by the source file at the head of its message."""
+    place, _, reason = str(error).partition("] ")
+    if "gloo/transport" not in place:
+        return error
+    return PeerLost(f"worker {worker} is lost: {reason.split('. ')[0]}; see the output of that worker")
