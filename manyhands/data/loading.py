@@ -1,0 +1,81 @@
+"""Batches out of data sets, and loading that overlaps training."""
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, default_collate
+
+from manyhands.data.sets import Samples
+
+T = TypeVar("T")
+
+
+def gather(dataset: Samples, indices: Tensor, epoch: int) -> Any:
+    """These samples as one batch: at once where the data set can, one by one and collated where it cannot."""
+    if type(dataset) is Subset:
+        # Looked through, so that a part of one of our data sets keeps its fast path and its epochs.
+        return gather(dataset.dataset, torch.as_tensor(dataset.indices)[indices], epoch)  # type: ignore[arg-type]
+    batch = getattr(dataset, "batch", None)
+    if callable(batch):
+        return batch(indices, epoch)
+    numbers = indices.tolist()
+    if hasattr(dataset, "__getitems__"):
+        return default_collate(dataset.__getitems__(numbers))
+    return default_collate([dataset[number] for number in numbers])
+
+
+class _Failure:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+_END = object()
+
+
+def prefetch(iterable: Iterable[T], depth: int = 2) -> Iterator[T]:
+    """The same items in the same order, made up to `depth` ahead by a background thread.
+
+    An error in the iterable is raised here, after the items before it. Leaving the loop early stops the
+    thread after the item it is working on, and waits for it.
+    """
+    ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
+    stopping = threading.Event()
+
+    def produce() -> None:
+        iterator: Iterator[T] = iter(())
+        try:
+            iterator = iter(iterable)
+            for item in iterator:
+                if stopping.is_set():
+                    return
+                ready.put(item)
+            last: object = _END
+        except BaseException as error:
+            last = _Failure(error)
+        finally:
+            # A generator holds files and locks until it is closed; close it in the thread that ran it.
+            if hasattr(iterator, "close"):
+                iterator.close()
+        if not stopping.is_set():
+            ready.put(last)
+
+    # A daemon, because a generator that is still alive when Python ends would otherwise block it for ever.
+    thread = threading.Thread(target=produce, name="manyhands-prefetch", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not _END:
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item
+    finally:
+        stopping.set()
+        # At most one `put` can follow, and emptying the queue makes room for it.
+        while not ready.empty():
+            ready.get_nowait()
+        # The garbage collector may close a forgotten generator from inside the very thread it started.
+        if thread is not threading.current_thread():
+            thread.join()

@@ -1,0 +1,35 @@
+"""From two stores of pictures to a `Data`: which transforms, in which order."""
+
+from manyhands.data.request import Request
+from manyhands.data.sets import Data, Store, StoredSet
+from manyhands.data.transforms import Crop, Flip, Normalize, Resize, Scale, Transform
+from manyhands.errors import UsageError
+
+
+def pictures(
+    request: Request,
+    *,
+    train: Store,
+    test: Store,
+    shape: tuple[int, ...],
+    classes: int,
+    scale: Scale | None = None,
+    normalize: Normalize | None = None,
+) -> Data:
+    """Both parts scaled, sized and normalised; the train part also moved and mirrored if asked for."""
+    if len(shape) != 3 and (request.size or request.augment):
+        raise UsageError(
+            f"--data {request.text}: samples of shape {shape} are not pictures; leave out size and augment"
+        )
+    # Moving and mirroring come first: on stored bytes they cost a quarter of what they cost on floats.
+    random: tuple[Transform, ...] = (Crop(), Flip()) if request.augment else ()
+    resize = Resize(size=request.size) if request.size and shape[1:] != (request.size, request.size) else None
+    fixed: tuple[Transform, ...] = tuple(step for step in (scale, resize, normalize) if step is not None)
+    return Data(
+        name=request.text,
+        train=StoredSet(train, random + fixed, seed=request.seed),
+        test=StoredSet(test, fixed, seed=request.seed),
+        shape=(shape[0], request.size, request.size) if request.size else shape,
+        classes=classes,
+        task="classify",
+    )
