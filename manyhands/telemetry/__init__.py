@@ -9,7 +9,9 @@ Nothing here blocks or raises into training, and nothing here imports torch. Eac
 
 A "step" line adds step, epoch, loss, samples and what was counted since the step before it: `compute_s`,
 `wait_s`, `exchange_s`, `update_s`, `bytes_sent`, `bytes_received`, ... A "process" line, about one a second,
-has `cpu_percent` (of one core), `memory_bytes` (resident) and `threads`.
+has `cpu_percent` (of one core), `memory_bytes` (resident) and `threads`. An "evaluate" line has step, epoch,
+`accuracy` (0 to 1, where it makes sense) and loss. A "start" line has total_steps (null when unknown),
+epochs, workers, batch, model, data and strategy.
 """
 
 from manyhands.telemetry.recorder import add_seconds, close, count, event, open, step, timed, totals

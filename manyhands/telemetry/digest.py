@@ -126,8 +126,7 @@ class WorkerDigest:
         self._new_span_s += record["t"] - before
         self._new["steps"] += 1
         for name in _SUMMED:
-            value = number(record.get(name), 0.0)
-            if 0 < value < 1e18:
+            if name in record and 0 < (value := number(record[name], 0.0)) < 1e18:
                 self._new[name] += value
 
     def settle(self) -> None:

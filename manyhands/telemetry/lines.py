@@ -39,7 +39,9 @@ def number(value: object, otherwise: float) -> float: ...
 def number(value: object) -> float | None: ...
 def number(value: object, otherwise: float | None = None) -> float | None:
     """A field as a number, or `otherwise` where it is none: what comes from a file may be anything."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, float):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:

@@ -20,11 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from manyhands.errors import UsageError
 from manyhands.telemetry import lines
 from manyhands.telemetry.process import Usage
 
 FLUSH_PERIOD_S = 0.25
 PROCESS_PERIOD_S = 1.0
+CLOSE_TIMEOUT_S = 10.0
 
 _Pending = tuple[str, float, dict[str, float] | None, dict[str, Any]]  # kind, t, counters so far, fields
 
@@ -110,18 +112,22 @@ class _Writer:
         self._usage = Usage()
         self._sampled_s = _clock()
         self._lost = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._torn = _ends_within_a_line(path)
-        self._file = builtins.open(path, "ab", buffering=0)  # noqa: SIM115
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._torn = _ends_within_a_line(path)
+            self._file = builtins.open(path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"cannot write the run's records to {path}: {error.strerror}") from error
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._stopping.set()
-        self._thread.join()
-        self._flush(with_process=True)
-        self._file.close()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if not self._thread.is_alive():  # else a disk hangs: better to lose records than to hang with it
+            self._flush(with_process=True)
+            self._file.close()
 
     def forget(self) -> None:
         """In a forked child: the thread is not here, and the records are the parent's to write."""

@@ -171,7 +171,7 @@ record = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, database=None)
 @given(st.lists(st.lists(record, max_size=6), max_size=3))
 def test_no_record_can_break_the_display(batches: list[list[lines.Record]]) -> None:
     digest = Digest(2)

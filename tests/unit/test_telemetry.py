@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from manyhands import telemetry
+from manyhands.errors import UsageError
 from manyhands.telemetry import lines
 from manyhands.telemetry.read import Tail, read
 
@@ -131,6 +132,13 @@ def test_opening_again_appends_and_counts_from_zero(tmp_path: Path) -> None:
     telemetry.close()
     kinds = [record["kind"] for record in read(tmp_path)]
     assert kinds == ["start", "process", "end", "process"]
+
+
+def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "events").write_text("a file, not a directory")
+    with pytest.raises(UsageError, match=r"worker-0\.jsonl"):
+        opened(tmp_path)
+    telemetry.event("dropped")
 
 
 def test_the_process_is_measured(tmp_path: Path) -> None:
