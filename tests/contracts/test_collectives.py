@@ -236,6 +236,18 @@ def copies(source: int, target: int, parts: range = range(1)) -> Transfer:
             [[adds(0, 1)], [copies(1, 0)], [adds(2, 1)], [copies(1, 2)]],
             "rank 0 ends without the contribution of rank 2 in part 0",
         ),
+        (
+            4,
+            [
+                [adds(0, 1)],
+                [copies(3, 0)],
+                [adds(1, 3)],
+                [adds(2, 1)],
+                [adds(0, 1), adds(2, 3)],
+                [copies(1, 0), copies(3, 2)],
+            ],
+            "rank 2 added part 0 as (((0+1)+3)+2), rank 0 as (((0+1)+2)+3); rounding would make them differ",
+        ),
     ],
 )
 def test_a_wrong_schedule_is_found(size: int, rounds: list[list[Transfer]], complaint: str) -> None:

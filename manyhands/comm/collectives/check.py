@@ -1,6 +1,6 @@
 """Proof that a schedule is an all-reduce, by running it on names instead of numbers."""
 
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass
 
 from manyhands.comm.collectives.schedule import Round, Schedule
@@ -50,7 +50,7 @@ def _check_rules(transfers: Round, schedule: Schedule) -> None:
         ("sends", [transfer.source for transfer in transfers]),
         ("receives", [transfer.target for transfer in transfers]),
     ):
-        if repeated := _repeated(ranks):
+        if repeated := [rank for rank, times in Counter(ranks).items() if times > 1]:
             raise ValueError(f"rank {min(repeated)} {who} more than one message")
         if strangers := set(ranks) - set(range(schedule.size)):
             raise ValueError(f"rank {min(strangers)} is not one of {schedule.size}")
@@ -71,8 +71,3 @@ def _run(transfers: Round, held: dict[tuple[int, int], Sum]) -> None:
             sent = held[transfer.source, part]
             before = held[transfer.target, part]
             held[transfer.target, part] = before.plus(sent) if transfer.reduce else sent
-
-
-def _repeated(ranks: Iterable[int]) -> set[int]:
-    seen: set[int] = set()
-    return {rank for rank in ranks if rank in seen or seen.add(rank)}  # type: ignore[func-returns-value]

@@ -9,7 +9,10 @@ from manyhands.comm.collectives.schedule import Schedule, Transfer
 from manyhands.comm.transports.transport import Handle, Transport
 
 CHUNK_BYTES = 4 << 20
-"""A transfer travels in chunks: one is added while the next are under way, which halves the time of 100 MB."""
+"""A transfer travels in chunks, so that one is added while the next are under way.
+
+Measured over Gloo, 2 processes, 100 MB: 30 to 50 % less time than in one message; 256 kB is too small.
+"""
 
 CHUNKS_UNDER_WAY = 3
 

@@ -14,7 +14,7 @@ from manyhands.comm.collectives.tree import fold
 def hierarchical(size: int, hosts: Hosts | None = None) -> Schedule:
     """Reduce inside each host, ring between hosts, broadcast inside (ChainerMN, Akiba 2017; Horovod 2018).
 
-    The vector is cut into lanes, as many as the smallest host has ranks. In each host every lane has a leader,
+    The vector is cut into lanes, as many as the smallest host has ranks. In each host a lane has a leader,
     which collects it inside the host and exchanges it with its leaders on other hosts, all lanes at once.
     Larger hosts first fold their other ranks into the leaders. A host sends 2(H−1)/H of the vector to other
     hosts, however many ranks it has.

@@ -92,7 +92,7 @@ def neighbours_first(size: int, hosts: Hosts | None) -> list[int]:
 
 
 def text(schedule: Schedule) -> str:
-    """The schedule for people: `0→1 +2`: 1 adds part 2 of 0 to its own; `0→1 =0:2`: it takes parts 0 and 1."""
+    """The schedule for people: `0→1 +2`: 1 adds part 2 of 0 to its own; `0→1 =0:2`: takes parts 0 and 1."""
     lines = [f"size {schedule.size}, parts {schedule.parts}, rounds {len(schedule.rounds)}"]
     for number, transfers in enumerate(schedule.rounds, start=1):
         lines.append("   ".join([f"{number:3}", *map(_transfer_text, transfers)]))

@@ -1,6 +1,7 @@
 """Point-to-point over `torch.distributed` with Gloo: what connects hosts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch import Tensor
@@ -26,10 +27,8 @@ class C10dTransport:
 
     def _start(self, post: Callable[..., dist.Work | None], peer: int, vector: Tensor) -> Handle:
         worker = self._workers[peer]
-        try:
+        with _naming(worker):
             work = post(vector, worker, group=self._group)
-        except RuntimeError as error:
-            raise _explained(error, worker) from error
         if work is None:
             raise ValueError(f"worker {dist.get_rank()} is not a member of the group {self._workers}")
         return _Work(work, worker)
@@ -41,15 +40,18 @@ class _Work:
         self._worker = worker
 
     def wait(self) -> None:
-        try:
+        with _naming(self._worker):
             self._work.wait()
-        except RuntimeError as error:
-            raise _explained(error, self._worker) from error
 
 
-def _explained(error: RuntimeError, worker: int) -> Exception:
+@contextmanager
+def _naming(worker: int) -> Iterator[None]:
     """Gloo marks what went wrong on the wire only by the source file at the head of its message."""
-    place, _, reason = str(error).partition("] ")
-    if "gloo/transport" not in place:
-        return error
-    return PeerLost(f"worker {worker} is lost: {reason.split('. ')[0]}; see the output of that worker")
+    try:
+        yield
+    except RuntimeError as error:
+        place, _, reason = str(error).partition("] ")
+        if "gloo/transport" not in place:
+            raise
+        reason = reason.split(". ")[0]
+        raise PeerLost(f"worker {worker} is lost: {reason}; see the output of that worker") from error
