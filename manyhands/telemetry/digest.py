@@ -37,12 +37,13 @@ class Digest:
                 worker = self.workers.setdefault(record["rank"], WorkerDigest())
                 worker.ended = kind == "end"
                 if kind == "start":
-                    self.total_steps = _whole(record.get("total_steps"))
-                    self.epochs = _whole(record.get("epochs"))
+                    self.total_steps = _whole(record.get("total_steps")) or self.total_steps
+                    self.epochs = _whole(record.get("epochs")) or self.epochs
                     worker.t = record["t"]
                 elif kind == "step":
                     worker.add_step(record)
-                    self._add_loss(record.get("loss"))
+                    if record.get("samples") != 0:  # a worker that had no share of this step
+                        self._add_loss(record.get("loss"))
             elif kind == "evaluate":
                 self.evaluation = record
         for worker in self.workers.values():

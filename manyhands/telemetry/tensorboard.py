@@ -46,8 +46,8 @@ def export(run: Path) -> Path:
 class Scalars:
     """Turns records into scalars as they come, so that it serves an export and a live run alike.
 
-    One point per step for all workers together: bytes and samples are sums over workers, everything else is
-    their mean. A step is written when every worker has reported it.
+    One point per step for all workers together: bytes and samples are sums over workers, the loss is the mean
+    over samples, everything else the mean over workers. A step is written when every worker has reported it.
     """
 
     def __init__(self, writer: "Writer") -> None:
@@ -62,7 +62,7 @@ class Scalars:
         kind, step = record["kind"], record.get("step")
         if kind == "start":
             workers = record.get("workers")
-            self._workers = workers if isinstance(workers, int) else 1
+            self._workers = workers if isinstance(workers, int) else self._workers
             self._last_t[record["rank"]] = record["t"]
         elif kind == "step" and isinstance(step, int):
             self._add_step(step, record)
@@ -85,12 +85,16 @@ class Scalars:
         entry.t = t
         for name, field in record.items():
             value = number(field)
-            if value is not None and name not in ("t", "rank", "step"):
+            if value is not None and name not in ("t", "rank", "step", "loss"):
                 entry.sums[_tag_of(name)] += value
+        loss, samples = number(record.get("loss")), number(record.get("samples"), 0)
+        if loss is not None and samples > 0:
+            entry.loss_sum += loss * samples
+            entry.loss_samples += samples
         elapsed_s = t - self._last_t.get(rank, t)
         self._last_t[rank] = t
         if elapsed_s > 0:
-            entry.sums["samples_per_second"] += number(record.get("samples"), 0) / elapsed_s
+            entry.sums["samples_per_second"] += samples / elapsed_s
         if entry.reports >= self._workers:
             self._write(step, self._steps.pop(step))
 
@@ -99,17 +103,21 @@ class Scalars:
             tag: total if tag.startswith(("bytes/", "samples")) else total / entry.reports
             for tag, total in entry.sums.items()
         }
+        if entry.loss_samples:
+            values["loss"] = entry.loss_sum / entry.loss_samples
         self._writer.scalars(values, step, entry.t)
 
 
 class _Step:
     """What the workers have reported of one step so far."""
 
-    __slots__ = ("reports", "sums", "t")
+    __slots__ = ("loss_samples", "loss_sum", "reports", "sums", "t")
 
     def __init__(self) -> None:
         self.reports = 0
         self.t = 0.0
+        self.loss_sum = 0.0
+        self.loss_samples = 0.0
         self.sums: defaultdict[str, float] = defaultdict(float)
 
 

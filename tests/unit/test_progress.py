@@ -111,6 +111,20 @@ def test_loss_is_smoothed_but_a_nan_is_shown_at_once_and_can_pass() -> None:
     assert 2.0 < (digest.loss or 0) < 2.2
 
 
+def test_a_worker_without_a_share_of_the_step_says_nothing_of_the_loss() -> None:
+    digest = digest_of(2, 40)
+    digest.add(
+        [{"kind": "step", "t": 1021.0, "rank": 1, "step": 41, "epoch": 0, "loss": math.nan, "samples": 0}]
+    )
+    assert digest.loss == pytest.approx(2.0)
+
+
+def test_a_second_start_record_adds_to_the_first() -> None:
+    digest = digest_of(1, 5)
+    digest.add([{"kind": "start", "t": 1003.0, "rank": 0, "workers": 1}])
+    assert (digest.total_steps, digest.epochs) == (100, 2)
+
+
 def test_a_loop_without_a_known_end_has_no_bar_and_no_time_left() -> None:
     text = text_of(digest_of(1, 7, total_steps=None))
     assert "step 7" in text

@@ -118,10 +118,24 @@ def test_a_live_run_gives_the_same_curves_as_the_export(tmp_path: Path) -> None:
     assert curves(live) == curves(export(tmp_path))
 
 
+def test_loss_is_the_mean_over_samples_and_a_worker_without_any_does_not_count(tmp_path: Path) -> None:
+    records = two_workers()[:4]
+    records[2] |= {"loss": 1.0, "samples": 30}
+    records[3] |= {"loss": 4.0, "samples": 10}
+    write_run(tmp_path / "uneven", records)
+    assert curves(export(tmp_path / "uneven"))["loss"] == [(1, 1.75)]
+    records[3] |= {"loss": math.nan, "samples": 0}
+    write_run(tmp_path / "none", records)
+    assert curves(export(tmp_path / "none"))["loss"] == [(1, 1.0)]
+
+
 def test_odd_records_do_not_stop_the_export(tmp_path: Path) -> None:
-    odd = {"kind": "step", "t": 101.0, "rank": 0, "step": 1, "loss": "high", "samples": None, "nested": [1]}
+    odd = {"kind": "step", "t": 101.0, "rank": 0, "step": 1, "loss": "high", "samples": 8, "nested": [1]}
     start = {"kind": "start", "t": 100.0, "rank": 0, "workers": "many"}
-    write_run(tmp_path, [start, odd, {**odd, "step": "x"}, {**odd, "step": 2, "loss": 3.0}])
+    write_run(
+        tmp_path,
+        [start, odd, {**odd, "samples": None}, {**odd, "step": "x"}, {**odd, "step": 2, "loss": 3.0}],
+    )
     assert curves(export(tmp_path))["loss"] == [(2, 3.0)]
 
 
