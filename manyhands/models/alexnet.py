@@ -5,7 +5,7 @@ from collections import OrderedDict
 from torch import nn
 
 from manyhands.models import checks
-from manyhands.models.initial import he_
+from manyhands.models.initial import gaussian_, he_
 
 
 def alexnet(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -44,6 +44,7 @@ def alexnet(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
     model = nn.Sequential(OrderedDict[str, nn.Module](features=features, head=head))
     he_(model)
+    gaussian_(model)
     return model
 
 

@@ -15,16 +15,7 @@ def lstm(shape: tuple[int, ...], classes: int, *, layers: int = 2, width: int = 
     for number in range(1, layers + 1):
         parts[f"layer{number}"] = Recurrent(width)
     parts["head"] = nn.Linear(width, classes)
-    model = nn.Sequential(parts)
-    for name, parameter in model.named_parameters():
-        if "bias" in name:
-            nn.init.zeros_(parameter)
-        else:
-            nn.init.uniform_(parameter, -0.1, 0.1)
-    for part in model:
-        if isinstance(part, Recurrent):
-            part.remember_()
-    return model
+    return nn.Sequential(parts)
 
 
 class Recurrent(nn.Module):
@@ -33,12 +24,9 @@ class Recurrent(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(width, width, batch_first=True)
+        # Open forget gates (Gers et al. 1999): otherwise half of the state is lost at every token.
+        nn.init.ones_(self.lstm.get_parameter("bias_ih_l0").detach()[width : 2 * width])
 
     def forward(self, sequence: Tensor) -> Tensor:
         outputs: Tensor = self.lstm(sequence)[0]
         return outputs
-
-    def remember_(self) -> None:
-        """Start with open forget gates (Gers et al. 1999): otherwise half of the state is lost each step."""
-        width = self.lstm.hidden_size
-        nn.init.ones_(self.lstm.get_parameter("bias_ih_l0").detach()[width : 2 * width])

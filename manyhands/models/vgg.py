@@ -6,7 +6,7 @@ from torch import nn
 
 from manyhands.errors import UnknownName
 from manyhands.models import checks
-from manyhands.models.initial import he_
+from manyhands.models.initial import gaussian_, he_
 
 WIDTHS = (64, 128, 256, 512, 512)
 
@@ -33,6 +33,7 @@ def _vgg(name: str, depths: tuple[int, ...], shape: tuple[int, ...], classes: in
     parts["head"] = heads[head](channels, classes)
     model = nn.Sequential(parts)
     he_(model)
+    gaussian_(model)
     return model
 
 
