@@ -96,6 +96,12 @@ def remove_leftovers(disk: Disk, directory: Path, name: re.Pattern[str]) -> None
             remove_tree(disk, path)
 
 
+def reason(error: OSError) -> str:
+    """What the system said, and about which path."""
+    said = error.strerror or str(error)
+    return f"{said} ({error.filename})" if error.filename else said
+
+
 def _busy(pid: int) -> bool:
     """Whether another process may still be writing there; our own earlier attempts are over."""
     if pid == os.getpid():

@@ -68,7 +68,9 @@ def read(directory: Path) -> Manifest:
     try:
         version = msgspec.json.decode(raw, type=_Version).format
         if version != FORMAT:
-            raise CheckpointError(f"its format is {version}, this version of manyhands reads {FORMAT}")
+            raise CheckpointError(
+                f"{MANIFEST} says format {version}, this version of manyhands reads format {FORMAT}"
+            )
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{MANIFEST} is not a manifest ({error})") from error

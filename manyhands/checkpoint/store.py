@@ -20,6 +20,7 @@ from manyhands.checkpoint.disk import (
     discard,
     ensure_directory,
     partial_of,
+    reason,
     remove_leftovers,
     remove_tree,
     replace_file,
@@ -60,15 +61,15 @@ def save(
         # What was prepared may fill the disk; if it cannot be removed either, the next save will try again.
         with contextlib.suppress(OSError):
             remove_tree(disk, partial_of(place))
-        reason = error.strerror if isinstance(error, OSError) else error
+        why = reason(error) if isinstance(error, OSError) else error
         raise CheckpointError(
-            f"step {step} could not be saved in {directory}: {reason}; the checkpoints before it are unharmed"
+            f"step {step} could not be saved in {directory}: {why}; the checkpoints before it are unharmed"
         ) from error
     try:
         _tidy(disk, directory, place, keep)
     except OSError as error:
         warnings.warn(
-            f"step {step} is saved, but old ones in {directory} could not be removed: {error.strerror}",
+            f"step {step} is saved, but old ones in {directory} could not be removed: {reason(error)}",
             stacklevel=2,
         )
     return place
@@ -148,4 +149,4 @@ def _read(place: Path) -> Contents:
         manifest.verify(place, manifest.read(place))
         return tensor_file.decode(place / TENSORS), record_file.decode(place / RECORD)
     except OSError as error:
-        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"it cannot be read: {reason(error)}") from error

@@ -13,6 +13,7 @@ from manyhands.checkpoint.disk import (
     Disk,
     ensure_directory,
     partial_of,
+    reason,
     remove_leftovers,
     replace_file,
 )
@@ -29,4 +30,4 @@ def save_weights(path: Path, tensors: Mapping[str, torch.Tensor], *, disk: Disk 
     except OSError as error:
         with contextlib.suppress(OSError):
             disk.remove(partial_of(path))
-        raise CheckpointError(f"the weights could not be saved as {path}: {error.strerror}") from error
+        raise CheckpointError(f"the weights could not be saved as {path}: {reason(error)}") from error
