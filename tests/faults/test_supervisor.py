@@ -1,0 +1,473 @@
+"""Workers and launchers die in every way there is: the right one is named and nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from manyhands.cluster import cores, supervisor
+from manyhands.errors import ManyhandsError
+
+LONG_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    before = _what_this_process_holds()
+    yield
+    assert _what_this_process_holds() == before
+
+
+def _what_this_process_holds() -> object:
+    descriptors = sorted(
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if Path(f"/proc/self/fd/{fd}").exists()
+    )
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    return descriptors, children, handlers, threading.active_count()
+
+
+@dataclass(kw_only=True)
+class Heard:
+    """What a run said."""
+
+    outcome: supervisor.Outcome
+    lines: list[tuple[int, str]] = field(default_factory=list)
+    ticks: int = 0
+
+    def of(self, rank: int) -> list[str]:
+        return [line for speaker, line in self.lines if speaker == rank]
+
+
+Run = Callable[..., Heard]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run the same little script in every worker; what HEAD defines is at hand in it."""
+
+    def run_script(
+        body: str, *arguments: str, workers: int = 2, prefix: Callable[[int], list[str]] = lambda rank: []
+    ) -> Heard:
+        lines: list[tuple[int, str]] = []
+        ticks: list[None] = []
+        outcome = supervisor.run(
+            [_script(tmp_path, body), *arguments],
+            workers=workers,
+            layout=cores.layout(workers, 1),
+            environ={"GREETING": "good morning"},
+            run_dir=tmp_path / "run",
+            on_tick=lambda: ticks.append(None),
+            on_line=lambda rank, line: lines.append((rank, line)),
+            prefix=prefix,
+        )
+        return Heard(outcome=outcome, lines=lines, ticks=len(ticks))
+
+    return run_script
+
+
+# Workers wait for each other through files, so that no test depends on who starts faster.
+HEAD = """
+import os, sys, time
+rank = int(os.environ["MANYHANDS_RANK"])
+here = os.path.dirname(os.path.abspath(__file__))
+
+def mark(name):
+    with open(os.path.join(here, name + ".part"), "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(file.name, os.path.join(here, name))
+
+def wait_for(name):
+    path = os.path.join(here, name)
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return open(path).read()
+
+"""
+
+
+def _script(folder: Path, body: str) -> str:
+    path = folder / "script.py"
+    path.write_text(HEAD + textwrap.dedent(body))
+    return str(path)
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _wait_until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + LONG_S
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _holders(inode: str) -> list[str]:
+    """Descriptors of any process that keep this anonymous memory alive."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if "memfd:manyhands" in os.readlink(link) and str(link.stat().st_ino) == inode:
+                found.append(str(link))
+        except OSError:
+            continue
+    return found
+
+
+def test_all_finish(run: Run) -> None:
+    heard = run(
+        """
+        print("out", rank, *sys.argv[1:])
+        print("err", rank, file=sys.stderr)
+        time.sleep(0.4)
+        sys.stdout.write("no newline")
+        """,
+        "--rate",
+        "3",
+    )
+    assert heard.outcome.ok
+    assert heard.outcome.exit_code == 0
+    for rank in range(2):
+        assert sorted(heard.of(rank)) == sorted([f"out {rank} --rate 3", f"err {rank}", "no newline"])
+    assert heard.ticks >= 2
+
+
+def test_what_a_worker_finds(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("here = True")
+    heard = run(
+        """
+        import neighbour
+        fd = int(os.environ["MANYHANDS_ARENA_FD"])
+        print(os.environ["MANYHANDS_SIZE"], os.environ["OMP_NUM_THREADS"], os.environ["GREETING"])
+        print("own group", os.getpgrp() == os.getpid(), __name__, os.path.basename(__file__), os.isatty(0))
+        print("pinned", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
+        print("arena", os.fstat(fd).st_ino, os.get_inheritable(fd))
+        print("run", os.environ["MANYHANDS_RUN_DIR"])
+        """,
+    )
+    assert heard.outcome.ok, heard.outcome
+    one, two = heard.of(0), heard.of(1)
+    assert one[0] == "2 1 good morning"
+    assert one[1] == "own group True __main__ script.py False"
+    shares = cores.layout(2, 1).cores
+    if all(shares):
+        assert [one[2], two[2]] == [f"pinned {share[0]}" for share in shares]
+    assert one[3] == two[3]
+    assert one[3].endswith("False")
+    assert one[4] == f"run {tmp_path / 'run'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A way for worker 1 to die and what must be said of it."""
+
+    code: str
+    message: str
+    exit_code: int
+    tail: str = ""
+
+
+FAULTS = {
+    "exit code": Fault(code="sys.exit(3)", message="exit code 3", exit_code=3),
+    "words": Fault(code="sys.exit('enough')", message="exit code 1", exit_code=1, tail="enough"),
+    "exception": Fault(code="1 / 0", message="exit code 1", exit_code=1, tail="ZeroDivisionError"),
+    "refusal": Fault(
+        code="from manyhands.errors import UsageError; raise UsageError('4 is not 6.')",
+        message="exit code 2",
+        exit_code=2,
+        tail="error: 4 is not 6.",
+    ),
+    "SIGKILL": Fault(code="os.kill(os.getpid(), 9)", message="killed by SIGKILL", exit_code=137),
+    "SIGTERM": Fault(
+        code="os.kill(os.getpid(), 15); time.sleep(60)", message="told to end by SIGTERM", exit_code=143
+    ),
+    "SIGSEGV": Fault(
+        code="import ctypes; ctypes.string_at(0)",
+        message="segmentation fault (SIGSEGV)",
+        exit_code=139,
+        tail="Fatal Python error: Segmentation fault",
+    ),
+    "SIGABRT": Fault(code="os.abort()", message="aborted (SIGABRT)", exit_code=134),
+    "a thread that never ends": Fault(
+        code="import threading; threading.Thread(target=time.sleep, args=(600,)).start(); 1 / 0",
+        message="exit code 1",
+        exit_code=1,
+        tail="ZeroDivisionError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_dead_worker_ends_the_run_and_is_named(run: Run, name: str) -> None:
+    fault = FAULTS[name]
+    heard = run(
+        f"""
+        print("pid", os.getpid())
+        mark(f"ready-{{rank}}")
+        if rank == 1:
+            wait_for("ready-0"), wait_for("ready-2")
+            print("failing now")
+            {fault.code}
+        time.sleep(600)
+        """,
+        workers=3,
+    )
+    assert "failing now" in heard.of(1)  # the fault fired
+    outcome = heard.outcome
+    assert not outcome.ok
+    assert outcome.rank == 1
+    assert "worker 1 of 3" in outcome.message
+    assert fault.message in outcome.message
+    assert outcome.exit_code == fault.exit_code
+    assert any(fault.tail in line for line in outcome.tail) or not fault.tail
+    pids = [int(line.split()[1]) for _, line in heard.lines if line.startswith("pid")]
+    assert len(pids) == 3
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_a_traceback_shows_the_users_frames_only_and_once(run: Run) -> None:
+    heard = run(
+        """
+        def deep():
+            raise KeyError("missing")
+        deep()
+        """
+    )
+    tail = heard.outcome.tail
+    assert tail[0] == "Traceback (most recent call last):"
+    assert [line.strip().split(", ")[-1] for line in tail if "File" in line] == ["in <module>", "in deep"]
+    assert tail[-1] == "KeyError: 'missing'"
+    assert heard.lines == []
+
+
+def test_a_syntax_error_is_shown_as_python_does(run: Run) -> None:
+    tail = run("def (:").outcome.tail
+    assert tail[-1].startswith("SyntaxError")
+    assert not any("runpy" in line or "worker.py" in line for line in tail)
+
+
+def test_who_lost_its_peer_is_not_blamed(run: Run) -> None:
+    heard = run(
+        """
+        from manyhands.errors import PeerLost
+        if rank == 0:
+            wait_for("ready-1")
+            print("lost my peer")
+            mark("lost")
+            raise PeerLost("worker 1 is gone")
+        mark("ready-1")
+        peer = wait_for("lost")
+        while os.path.exists(f"/proc/{peer}"):
+            time.sleep(0.01)
+        print("dying after my peer")
+        os.kill(os.getpid(), 9)
+        """
+    )
+    assert "dying after my peer" in heard.of(1)
+    assert "lost my peer" in heard.of(0)
+    assert heard.outcome.rank == 1
+    assert "killed by SIGKILL" in heard.outcome.message
+
+
+def test_lost_peers_alone_are_told_as_such(run: Run) -> None:
+    outcome = run("from manyhands.errors import PeerLost; raise PeerLost('worker 9 is gone')").outcome
+    assert outcome.exit_code == 70
+    assert outcome.tail == ("error: worker 9 is gone",)
+
+
+def test_stubborn_workers_and_their_children_are_killed(run: Run) -> None:
+    heard = run(
+        """
+        import signal, subprocess
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("pid", os.getpid())
+        print("pid", subprocess.Popen(["sleep", "600"]).pid)
+        if rank == 1:
+            wait_for("ready-0")
+            os._exit(5)
+        mark("ready-0")
+        time.sleep(600)
+        """
+    )
+    assert "exit code 5" in heard.outcome.message
+    pids = [int(line.split()[1]) for _, line in heard.lines if line.startswith("pid")]
+    assert len(pids) == 4
+    assert _wait_until(lambda: all(_gone(pid) for pid in pids))
+
+
+def test_children_of_a_worker_that_finishes_go_too(run: Run) -> None:
+    heard = run("import subprocess; print(subprocess.Popen(['sleep', '600']).pid)", workers=1)
+    assert heard.outcome.ok
+    assert _wait_until(lambda: _gone(int(heard.lines[0][1])))
+
+
+def test_work_can_be_saved_before_termination(run: Run) -> None:
+    heard = run(
+        """
+        if rank == 1:
+            wait_for("ready-0")
+            sys.exit(4)
+        from manyhands.cluster import worker
+        worker.before_termination.append(lambda: print("saved"))
+        mark("ready-0")
+        time.sleep(600)
+        """
+    )
+    assert heard.outcome.rank == 1
+    assert heard.of(0) == ["saved"]
+
+
+def test_long_lines_and_progress_bars(run: Run) -> None:
+    heard = run("print('x' * 300_000); print('1%\\r50%\\r100%')", workers=1)
+    assert sum(len(line) for line in heard.of(0)[:-1]) == 300_000
+    assert heard.of(0)[-1] == "100%"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["missing.py"], "error: there is no script 'missing.py'"),
+        (["-m", "missing.module"], "error: there is no module 'missing.module'"),
+        ([], "error: nothing to run"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(command: list[str], words: str) -> None:
+    outcome = _run_command(command)
+    assert outcome.exit_code == 2
+    assert len(outcome.tail) == 1
+    assert outcome.tail[0].startswith(words)
+
+
+def test_a_module_runs_with_its_arguments() -> None:
+    lines: list[str] = []
+    outcome = _run_command(["-m", "json.tool", "--help"], lines)
+    assert outcome.ok
+    assert lines[0].startswith("usage:")
+
+
+def _run_command(command: list[str], lines: list[str] | None = None) -> supervisor.Outcome:
+    return supervisor.run(
+        command,
+        workers=1,
+        layout=cores.layout(1),
+        environ={},
+        run_dir=None,
+        on_tick=lambda: None,
+        on_line=lambda rank, line: None if lines is None else lines.append(line),
+    )
+
+
+def test_a_failing_display_leaves_no_worker(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def display(rank: int, line: str) -> None:
+        pids.append(int(line))
+        raise RuntimeError("display broke")
+
+    with pytest.raises(RuntimeError, match="display broke"):
+        supervisor.run(
+            [_script(tmp_path, "print(os.getpid()); time.sleep(600)")],
+            workers=2,
+            layout=cores.layout(2),
+            environ={},
+            run_dir=None,
+            on_tick=lambda: None,
+            on_line=display,
+        )
+    assert len(pids) == 1
+    assert _gone(pids[0])
+
+
+def test_a_prefix_that_cannot_be_started_is_one_sentence(run: Run) -> None:
+    with pytest.raises(ManyhandsError, match="cannot start worker 1"):
+        run("time.sleep(600)", prefix=lambda rank: [] if rank == 0 else ["no-such-command"])
+
+
+LAUNCHER = """
+import sys
+from manyhands.cluster import cores, supervisor
+outcome = supervisor.run(
+    sys.argv[1:], workers=2, layout=cores.layout(2), environ={}, run_dir=None, on_tick=lambda: None,
+    on_line=lambda rank, line: print(line, flush=True),
+)
+print(outcome.message, flush=True)
+sys.exit(outcome.exit_code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -signal.SIGKILL)],
+)
+def test_the_launcher_takes_everything_with_it(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    body = """
+    import subprocess
+    arena = os.fstat(int(os.environ["MANYHANDS_ARENA_FD"])).st_ino
+    print("pids", os.getpid(), subprocess.Popen(["sleep", "600"]).pid, arena)
+    time.sleep(600)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, _script(tmp_path, body)],
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    ) as launcher:
+        assert launcher.stdout
+        said = [launcher.stdout.readline().split() for _ in range(2)]
+        pids = [int(pid) for words in said for pid in words[1:3]]
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        assert not any(_gone(pid) for pid in pids)
+        assert _holders(said[0][3])
+        launcher.send_signal(number)
+        rest = launcher.stdout.read()
+        assert launcher.wait(LONG_S) == code
+    if number != signal.SIGKILL:
+        assert rest == f"interrupted by {number.name}\n"
+    everyone = {*pids, *map(int, children)}
+    assert _wait_until(lambda: all(_gone(pid) for pid in everyone))
+    assert _wait_until(lambda: not _holders(said[0][3]))
+
+
+def test_workers_die_with_the_launcher_even_if_its_guard_died_before(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, _script(tmp_path, "print(os.getpid()); time.sleep(600)")],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert launcher.stdout
+        workers = {int(launcher.stdout.readline()) for _ in range(2)}
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        (guard,) = {int(pid) for pid in children} - workers
+        os.kill(guard, signal.SIGKILL)
+        launcher.kill()
+    assert _wait_until(lambda: all(_gone(pid) for pid in workers))
+
+
+def test_a_terminal_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + LAUNCHER
+    with subprocess.Popen(
+        [sys.executable, "-c", ignoring, _script(tmp_path, "print('up'); time.sleep(1); print('done')")],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert launcher.stdout
+        assert launcher.stdout.readline() == "up\n"
+        launcher.send_signal(signal.SIGHUP)
+        assert "all 2 workers finished" in launcher.stdout.read()
+        assert launcher.wait(LONG_S) == 0
