@@ -68,7 +68,7 @@ class World:
         far = C10dTransport(None) if len(self.hosts) > 1 else None
         near = MailboxTransport(self.host)
         transport = RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
-        return ScheduledComm(transport, topology, self.hosts)
+        return ScheduledComm(transport, topology, self.hosts, self.comm)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
@@ -114,7 +114,11 @@ class World:
         store = self._store
         if store is None:
             # One host: whoever wants to listen in would have to be on it.
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
+            store = (
+                dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+                if self.rank == 0
+                else None
+            )
             port = int(self.exchange([float(store.port if store else 0)])[0][0])
             store = store or dist.TCPStore("127.0.0.1", port, is_master=False)
             self._store = store
@@ -124,7 +128,11 @@ class World:
             if name:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         dist.init_process_group(
-            "gloo", store=store, rank=self.rank, world_size=self.size, timeout=timedelta(seconds=STEP_TIMEOUT_S)
+            "gloo",
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=STEP_TIMEOUT_S),
         )
         self._owns_group = True
 

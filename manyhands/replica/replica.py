@@ -164,6 +164,11 @@ class Replica:
         return (span for span in self.spans if self.lane(span) % self._workers == self._index)
 
     @property
+    def leads(self) -> bool:
+        """Whether this worker speaks for the replica where one must."""
+        return self._index == 0
+
+    @property
     def needs_closure(self) -> bool:
         return needs_closure(self.optimizer)
 

@@ -230,32 +230,38 @@ class _Piece:
 def hyper_parameters(optimizer: Optimizer) -> list[float]:
     """All numbers that a scheduler could have changed, in a fixed order."""
     values: list[float] = []
-    for group in optimizer.param_groups:
-        for key in group:
-            value = group[key]
-            if key == "params" or isinstance(value, bool):
-                continue
-            if isinstance(value, (int, float)):
-                values.append(float(value))
-            elif isinstance(value, (tuple, list)):
-                values.extend(float(item) for item in value)
-            elif isinstance(value, Tensor) and value.numel() == 1:
-                values.append(float(value))
+
+    def note(number: float) -> float:
+        values.append(float(number))
+        return number
+
+    _map_numbers(optimizer, note)
     return values
 
 
 def set_hyper_parameters(optimizer: Optimizer, values: Sequence[float]) -> None:
     """The inverse of `hyper_parameters`: a worker without data follows those that have some."""
     rest = iter(values)
+    _map_numbers(optimizer, lambda number: type(number)(next(rest)))
+
+
+def _map_numbers(optimizer: Optimizer, change: Callable[[float], float]) -> None:
+    """Put every number among the settings through `change`."""
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, (int, float)):
+            return change(value)
+        if isinstance(value, (tuple, list)):
+            return type(value)(mapped(item) for item in value)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            number = float(value)
+            if (new := change(number)) != number:
+                value.fill_(new)
+        return value
+
     for group in optimizer.param_groups:
         for key in group:
-            value = group[key]
-            if key == "params" or isinstance(value, bool):
-                continue
-            if isinstance(value, (int, float)):
-                group[key] = type(value)(next(rest))
-            elif isinstance(value, (tuple, list)):
-                group[key] = type(value)(type(item)(next(rest)) for item in value)
-            elif isinstance(value, Tensor) and value.numel() == 1:
-                value.fill_(next(rest))
-
+            if key != "params":
+                group[key] = mapped(group[key])

@@ -19,7 +19,6 @@ from manyhands.comm.transports.waiting import Counters
 from manyhands.errors import PeerLost
 
 ROW = 64  # numbers one worker can put into an exchange
-PROGRESS_COUNTERS = 4  # free for the users of a host: gradients ready, updates applied, ...
 
 
 class Host:
@@ -30,16 +29,12 @@ class Host:
         self.index = index
         self.size = len(self.ranks)
         self.arena = Arena(arena_fd)
-        count = self.size * (1 + PROGRESS_COUNTERS)
         rows_bytes = 2 * self.size * ROW * 8
-        memory = self.arena.map(Counters.bytes_needed(count) + rows_bytes)
         # Spinning only helps while every worker has a core of its own.
-        spins = 400 if self.size <= (os.cpu_count() or 1) else 0
-        self._counters = Counters(memory, 0, count, self._check_peers, spins)
-        self._rows = memoryview(memory)[Counters.bytes_needed(count) :][:rows_bytes].cast("d")
+        self._spins = 400 if self.size <= (os.cpu_count() or 1) else 0
+        self._counters = self.counters(self.size)
+        self._rows = memoryview(self.arena.map(rows_bytes))
         self._meetings = 0
-        self._progress_seen = [0] * PROGRESS_COUNTERS
-        self._next_progress = 0
         self._pids: dict[int, int] = {}
         self._poll = select.poll()
         self._meet_everyone()
@@ -64,6 +59,10 @@ class Host:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
         return self.arena.tensor(length, dtype)
 
+    def counters(self, count: int) -> Counters:
+        """Counters for a purpose of one's own; all must ask, in the same order."""
+        return Counters(self.arena.map(Counters.bytes_needed(count)), self._check_peers, self._spins)
+
     def exchange(self, row: Sequence[float]) -> list[list[float]]:
         """Everyone's numbers, by local index; returns when all have arrived."""
         width = len(row)
@@ -71,26 +70,21 @@ class Host:
             raise ValueError(f"an exchange carries {ROW} numbers, not {width}")
         self._meetings += 1
         # Two sets of rows take turns: whoever is one meeting ahead cannot disturb a slower reader.
-        base = (self._meetings % 2) * self.size * ROW
-        mine = base + self.index * ROW
-        self._rows[mine : mine + width] = (
-            memoryview(struct.pack(f"{width}d", *row)).cast("d") if width else b""
-        )
+        base = (self._meetings % 2) * self.size * ROW * 8
+        form = f"{width}d"
+        struct.pack_into(form, self._rows, base + self.index * ROW * 8, *row)
         self._counters.publish(self.index, self._meetings)
         with telemetry.timed("wait"):
             for peer in range(self.size):
                 self._counters.wait(peer, self._meetings)
-        return [self._rows[at : at + width].tolist() for at in range(base, base + self.size * ROW, ROW)]
+        return [list(struct.unpack_from(form, self._rows, base + peer * ROW * 8)) for peer in range(self.size)]
 
     def barrier(self) -> None:
         self.exchange([])
 
     def progress(self) -> "Progress":
         """A new set of counters, one per worker, for saying how far one has come."""
-        if self._next_progress == PROGRESS_COUNTERS:
-            raise ValueError(f"a host has {PROGRESS_COUNTERS} progress counters and all are taken")
-        self._next_progress += 1
-        return Progress(self._counters, self._next_progress * self.size, self.index, self.size)
+        return Progress(self.counters(self.size), self.index, self.size)
 
     def close(self) -> None:
         for pidfd in self._pids:
@@ -104,11 +98,10 @@ class Host:
 class Progress:
     """One growing number per worker of the host."""
 
-    def __init__(self, counters: Counters, base: int, index: int, size: int) -> None:
+    def __init__(self, counters: Counters, index: int, size: int) -> None:
         self._counters = counters
-        self._base = base
-        self._mine = base + index
-        self._peers = tuple(base + peer for peer in range(size) if peer != index)
+        self._mine = index
+        self._peers = tuple(peer for peer in range(size) if peer != index)
 
     def publish(self, value: int) -> None:
         self._counters.publish(self._mine, value)
@@ -121,7 +114,3 @@ class Progress:
         """Until all others have come as far."""
         for peer in self._peers:
             self._counters.wait(peer, value)
-
-    def wait_for(self, index: int, value: int) -> None:
-        """Until one worker has come as far."""
-        self._counters.wait(self._base + index, value)

@@ -29,11 +29,9 @@ _PATIENCE = _Timespec(0, 100_000_000)  # how long to sleep before asking whether
 class Counters:
     """Counters over shared memory; `check` is called now and then while waiting and may raise."""
 
-    def __init__(
-        self, memory: mmap.mmap, offset: int, count: int, check: Callable[[], None], spins: int
-    ) -> None:
-        self._view = memoryview(memory)[offset : offset + self.bytes_needed(count)].cast("q")
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory, offset))
+    def __init__(self, memory: mmap.mmap, check: Callable[[], None], spins: int) -> None:
+        self._view = memoryview(memory).cast("q")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._check = check
         self._spins = spins
 
@@ -63,12 +61,10 @@ class Counters:
                 return
             os.sched_yield()
         while (seen := view[position]) < value:
-            self._sleep(index, seen)
-            if view[position] < value:
-                self._check()
+            self.sleep(index, seen)
 
-    def _sleep(self, index: int, seen: int) -> None:
-        """Until the counter differs from `seen`, or a tenth of a second."""
+    def sleep(self, index: int, seen: int) -> None:
+        """Until the counter differs from `seen`; after a tenth of a second without news, look after the peers."""
         if _FUTEX:
             address = ctypes.c_void_p(self._address + index * _LINE * 8)
             low = ctypes.c_int(
@@ -77,6 +73,8 @@ class Counters:
             _libc.syscall(_FUTEX, address, _WAIT, low, ctypes.byref(_PATIENCE), None, 0)
         else:
             os.sched_yield()
+        if self._view[index * _LINE] == seen:
+            self._check()
 
     def close(self) -> None:
         self._view.release()

@@ -1,0 +1,119 @@
+"""Point-to-point messages through the memory of a host: one small ring of slots for each ordered pair of workers.
+
+Nobody waits for one transfer alone: whoever waits moves all its posted transfers as far as they go, and sleeps
+on its doorbell when none can move. Whoever fills or empties a slot rings the other's.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from manyhands.comm.transports.host import Host
+
+SLOTS = 4
+SLOT_BYTES = 1 << 18
+TRIES_BEFORE_SLEEP = 50
+
+
+class _Transfer:
+    """A message under way: its bytes, and how many of them have moved."""
+
+    def __init__(self, transport: "MailboxTransport", vector: Tensor) -> None:
+        self._transport = transport
+        self.bytes = vector.view(-1).view(torch.uint8)
+        self.moved = 0
+
+    @property
+    def done(self) -> bool:
+        return self.moved == self.bytes.numel()
+
+    def wait(self) -> None:
+        self._transport.until(self)
+
+
+class _Channel:
+    """What one side of an ordered pair sees of it: the slots, and how often each side has used them."""
+
+    def __init__(self, slots: Tensor, filled: int, emptied: int, sending: bool, doorbell: int) -> None:
+        self.slots = slots
+        self.filled, self.emptied = filled, emptied
+        self.sending = sending
+        self.doorbell = doorbell  # the other side's
+        self.waiting: deque[_Transfer] = deque()
+
+
+class MailboxTransport:
+    """Messages among the workers of a host; ranks are local indices."""
+
+    def __init__(self, host: Host) -> None:
+        self.rank = host.index
+        self.size = size = host.size
+        slots = host.allocate(size * size * SLOTS * SLOT_BYTES, torch.uint8).view(size, size, SLOTS, SLOT_BYTES)
+        # Per ordered pair: how many slots were filled, how many emptied. Then one doorbell per worker.
+        self._counters = host.counters(2 * size * size + size)
+        self._bells = 2 * size * size
+
+        def channel(source: int, target: int) -> _Channel:
+            pair = source * size + target
+            sending = source == self.rank
+            bell = self._bells + (target if sending else source)
+            return _Channel(slots[source, target], 2 * pair, 2 * pair + 1, sending, bell)
+
+        self._out = [channel(self.rank, peer) for peer in range(size)]
+        self._in = [channel(peer, self.rank) for peer in range(size)]
+
+    def send(self, peer: int, vector: Tensor) -> _Transfer:
+        return self._post(self._out[peer], vector)
+
+    def receive(self, peer: int, into: Tensor) -> _Transfer:
+        return self._post(self._in[peer], into)
+
+    def _post(self, channel: _Channel, vector: Tensor) -> _Transfer:
+        transfer = _Transfer(self, vector)
+        if not transfer.done:
+            channel.waiting.append(transfer)
+            self._move(channel)
+        return transfer
+
+    def until(self, transfer: _Transfer) -> None:
+        """Move everything that was posted until this one is complete."""
+        tries = 0
+        while not transfer.done:
+            bell = self._bells + self.rank
+            seen = self._counters.read(bell)
+            if self._move_all(channel for channel in (*self._out, *self._in) if channel.waiting):
+                tries = 0
+            elif (tries := tries + 1) < TRIES_BEFORE_SLEEP:
+                os.sched_yield()
+            else:
+                self._counters.sleep(bell, seen)
+
+    def _move_all(self, channels: Iterable[_Channel]) -> bool:
+        return any([self._move(channel) for channel in channels])
+
+    def _move(self, channel: _Channel) -> bool:
+        """Fill or empty as many slots as possible; whether there were any."""
+        counters = self._counters
+        moved = False
+        while channel.waiting:
+            filled, emptied = counters.read(channel.filled), counters.read(channel.emptied)
+            if (filled - emptied == SLOTS) if channel.sending else (filled == emptied):
+                break
+            transfer = channel.waiting[0]
+            piece = transfer.bytes[transfer.moved : transfer.moved + SLOT_BYTES]
+            if channel.sending:
+                channel.slots[filled % SLOTS, : piece.numel()].copy_(piece)
+                counters.publish(channel.filled, filled + 1)
+            else:
+                piece.copy_(channel.slots[emptied % SLOTS, : piece.numel()])
+                counters.publish(channel.emptied, emptied + 1)
+            # Two peers may write the same value here at once; the sleeper still sees that it changed.
+            counters.publish(channel.doorbell, counters.read(channel.doorbell) + 1)
+            transfer.moved += piece.numel()
+            moved = True
+            if transfer.done:
+                channel.waiting.popleft()
+        return moved

@@ -1,0 +1,520 @@
+"""What a training script holds: the user keeps the loop, the session owns the step."""
+
+import atexit
+import json
+import os
+import struct
+import sys
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from manyhands import checkpoint, strategies, telemetry
+from manyhands.cluster.heap import keep_freed_memory
+from manyhands.cluster.world import World, join
+from manyhands.comm.comm import Comm
+from manyhands.data.ledger import Ledger
+from manyhands.data.loading import gather, prefetch
+from manyhands.errors import CheckpointError, UsageError
+from manyhands.replica.replica import Loss, Replica, Share
+from manyhands.replica.state import collect, distribute, spread
+from manyhands.replica.updates import hyper_parameters, needs_closure, set_hyper_parameters
+
+Measure = Callable[[nn.Module, Any], Tensor]
+
+
+def session(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    *,
+    scheduler: Any = None,
+    clip_norm: float | None = None,
+    seed: int = 0,
+    strategy: str | None = None,
+) -> "Session":
+    """Make this process a worker of the run that it was started in; alone, a world of one.
+
+    `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
+    the session. `clip_norm` limits the global norm of the gradient. `strategy` is for scripts that insist on one;
+    normally the launcher chooses.
+    """
+    text = strategy or os.environ.get("MANYHANDS_STRATEGY") or strategies.DEFAULT
+    made = Session(
+        model, optimizer, loss, world=_world(), strategy=text, scheduler=scheduler, clip_norm=clip_norm, seed=seed
+    )
+    _sessions.add(made)
+    return made
+
+
+class Session:
+    """The step, the data, evaluation, saving and resuming of one run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        *,
+        world: World,
+        strategy: str = strategies.DEFAULT,
+        scheduler: Any = None,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        out: Path | None = None,
+    ) -> None:
+        self.world = world
+        self.strategy = strategies.parse(strategy)
+        self.strategy.check(world.size)
+        self.model = model
+        self.steps = 0
+        self.epoch = 0
+        self.position = 0  # samples of this epoch that are committed
+        self.samples = 0
+        self.last_loss = float("nan")
+        self.measured: dict[str, float] = {}
+        self._optimizer = optimizer
+        self._loss = loss
+        self._scheduler = scheduler
+        self._seed = seed
+        self._clock = _Stopwatch()
+        self._closed = False
+        self.out = out or (Path(os.environ["MANYHANDS_OUT"]) if "MANYHANDS_OUT" in os.environ else None)
+        if self.out:
+            telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
+        self.replica, self._comm = self._build(clip_norm)
+        telemetry.event("start", workers=world.size, strategy=strategies.describe(self.strategy))
+
+    def _build(self, clip_norm: float | None) -> tuple[Replica, Comm]:
+        """The replica and the comm that fit the strategy, the optimizer and the device."""
+        device = next(self.model.parameters()).device.type
+        shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self._optimizer)
+        if shared:
+            host, lanes, comm = self.world.host, self.world.lanes, self.world.between_hosts()
+        else:
+            host, lanes = None, 1
+            if device != "cpu":
+                comm = self.world.between_devices()
+            elif self.strategy.topology == "native" or self.world.size == 1:
+                comm = self.world.comm
+            else:
+                comm = self.world.scheduled(self.strategy.topology)
+        replica = Replica(
+            self.model, self._optimizer, self._loss, host=host, lanes=lanes, clip_norm=clip_norm
+        )
+        spread(replica, comm, self.world)
+        return replica, comm
+
+    # The step
+
+    def step(self, *batches: Any) -> float:
+        """One update from one batch, or from several accumulated; returns this worker's mean loss.
+
+        Gradients are weighted by samples over all workers, so batches may differ in size.
+        """
+        if self._closed:
+            raise UsageError("the session is closed; make a new one to go on training")
+        parts = [(batch, samples_in(batch)) for batch in batches]
+        return self._step([(batch, samples) for batch, samples in parts if samples])
+
+    def _step(self, parts: list[tuple[Any, int]]) -> float:
+        self._clock.start()
+        meeting = self._open(active=True, samples=sum(samples for _, samples in parts))
+        return self._run(parts, meeting)
+
+    def _run(self, parts: list[tuple[Any, int]], meeting: "_Meeting") -> float:
+        share = Share(parts=parts, total=meeting.total)
+        loss = self.strategy.step(self.replica, self._comm, share)
+        self.replica.settle()
+        # Without gradients this changes nothing; it runs the optimizer's own hooks and satisfies schedulers.
+        if not self.replica.needs_closure:
+            self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self.steps += 1
+        self.position += int(meeting.total())
+        self.samples += int(meeting.total())
+        if parts:
+            self.last_loss = loss
+        self._clock.lap(int(meeting.total()))
+        telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
+        return loss
+
+    def _open(self, *, active: bool, samples: int) -> "_Meeting":
+        """Tell everyone what this worker brings to the next step."""
+        values = hyper_parameters(self._optimizer)
+        digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
+        rows = self.world.start_exchange([float(active), float(samples), float(digest)])
+        return _Meeting(rows, self._same_hyper_parameters)
+
+    def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
+        """Workers with data must agree; a worker without follows them, since it may own spans all the same."""
+        lead = next((rank for rank, row in enumerate(rows) if row[0]), None)
+        if lead is None or all(row[2] == rows[lead][2] for row in rows):
+            return
+        mine = hyper_parameters(self._optimizer)
+        everyone = [
+            struct.unpack(f"{len(mine)}d", payload) for payload in self.world.gather(struct.pack(f"{len(mine)}d", *mine))
+        ]
+        for rank, row in enumerate(rows):
+            if row[0] and everyone[rank] != everyone[lead]:
+                pair = next(
+                    (a, b) for a, b in zip(everyone[lead], everyone[rank], strict=True) if a != b
+                )
+                raise UsageError(
+                    f"the optimizer's settings differ between workers: {pair[0]:g} on worker {lead}, {pair[1]:g} on "
+                    f"worker {rank}; step the scheduler equally often on all workers, or give it to mh.session(scheduler=…)"
+                )
+        set_hyper_parameters(self._optimizer, everyone[lead])
+
+    def _gather_everyone(self) -> None:
+        """Take part in the others' steps, without data of our own, until all are here."""
+        while True:
+            meeting = self._open(active=False, samples=0)
+            if not meeting.anyone_active():
+                return
+            self._run([], meeting)
+
+    # The data
+
+    def batches(
+        self, data: Dataset[Any] | Iterable[Any], *, batch_size: int | None = None, shuffle: bool = True
+    ) -> Iterator[Any]:
+        """This worker's share of an epoch, loaded ahead in the background.
+
+        Either a data set (anything with a length and items) and the batch size per worker, or an iterable of batches that
+        are already this worker's own. Workers may have different numbers of batches: whoever is out of data takes part in
+        the others' steps until all are.
+        """
+        if batch_size is None:
+            if hasattr(data, "__getitem__") and not isinstance(data, (list, tuple)):
+                raise UsageError("session.batches(dataset) needs batch_size=… (samples per worker and step)")
+            source: Iterable[Any] = data
+        else:
+            source = self._shares(data, batch_size, shuffle)
+        ahead = prefetch(source)
+        self._clock.start()
+        finished = False
+        try:
+            yield from ahead
+            finished = True
+        finally:
+            ahead.close()
+            if finished:
+                self._gather_everyone()
+            self._clock.stop()
+            self.epoch += 1
+            self.position = 0
+
+    def _shares(self, data: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
+        if batch_size < 1:
+            raise UsageError(f"batch_size={batch_size}: a step needs at least 1 sample per worker")
+        ledger = Ledger(len(data), seed=self._seed, shuffle=shuffle)
+        epoch = self.epoch
+        for indices in ledger.shares(
+            epoch, start=self.position, batch=batch_size, rank=self.world.rank, workers=self.world.size
+        ):
+            yield gather(data, indices, epoch)
+
+    # Evaluation
+
+    def evaluate(
+        self, data: Any, *, batch_size: int = 256, measures: Mapping[str, Measure] | None = None
+    ) -> dict[str, float]:
+        """Mean loss and measures over a data set, computed by all workers together; the same result on each.
+
+        The running statistics of batch norm become the mean over all workers first.
+        """
+        self._pause()
+        judges: dict[str, Measure] = {"loss": self._loss, **(measures or {})}
+        sums = dict.fromkeys(judges, 0.0)
+        count = 0
+        indices = torch.arange(self.world.rank, len(data), self.world.size)
+        for part in indices.split(batch_size):
+            if not len(part):
+                continue
+            batch = gather(data, part, self.epoch)
+            samples = samples_in(batch)
+            count += samples
+            for name, judge in judges.items():
+                sums[name] += float(self.replica.score(batch, judge)) * samples
+        rows = self.world.exchange([float(count), *sums.values()])
+        total = sum(row[0] for row in rows)
+        if not total:
+            raise UsageError("evaluate was given a data set without samples")
+        result = {name: sum(row[1 + i] for row in rows) / total for i, name in enumerate(judges)}
+        self.measured = result
+        telemetry.event("evaluate", step=self.steps, epoch=self.epoch, **result)
+        return result
+
+    def _pause(self) -> None:
+        """Before anything that is not a step: everyone is here, and the buffers are the same everywhere."""
+        self._clock.stop()
+        self._gather_everyone()
+        self._average_buffers()
+
+    def _average_buffers(self) -> None:
+        """The rule for buffers: between pauses each worker keeps its own; then floating-point ones become the mean over
+        all workers, others (counters) take worker 0's."""
+        if self.world.size == 1:
+            return
+        for buffer in self.model.buffers():
+            home = buffer.detach().to("cpu").contiguous().view(-1)
+            if not home.numel():
+                continue
+            if buffer.is_floating_point():
+                self.world.comm.mean_(home)
+            else:
+                self.world.comm.copy_(home)
+            buffer.copy_(home.view(buffer.shape))
+
+    # Saving and resuming
+
+    def save(self, directory: Path | str | None = None, *, extra: Mapping[str, Any] | None = None) -> Path:
+        """Write a complete checkpoint (worker 0 does the writing) and return where it is."""
+        target = self._checkpoints(directory)
+        self._pause()
+        tensors, states = collect(self.replica, self.world)
+        random = self.world.gather(torch.get_rng_state().numpy().tobytes())
+        record = {
+            "steps": self.steps,
+            "epoch": self.epoch,
+            "position": self.position,
+            "samples": self.samples,
+            "seed": self._seed,
+            "workers": self.world.size,
+            "strategy": strategies.describe(self.strategy),
+            "optimizer": states,
+            "optimizer_class": type(self._optimizer).__name__,
+            "groups": [_plain(group) for group in self._optimizer.param_groups],
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            "random": [state.hex() for state in random],
+            "extra": dict(extra or {}),
+        }
+        if self.world.rank == 0:
+            checkpoint.save(target, step=self.steps, tensors=tensors, record=record)
+        self.world.exchange([])  # nobody goes on before it is written
+        telemetry.event("checkpoint", step=self.steps)
+        return target
+
+    def resume(self, directory: Path | str | None = None) -> dict[str, Any] | None:
+        """Go on from the newest checkpoint there; returns what was given as `extra`, or None if there is none."""
+        target = self._checkpoints(directory)
+        self._pause()
+        tensors, record = self._load(target)
+        if record is None:
+            return None
+        if record["optimizer_class"] != type(self._optimizer).__name__:
+            raise CheckpointError(
+                f"the checkpoint in {target} was made with {record['optimizer_class']} and this session has "
+                f"{type(self._optimizer).__name__}; use the same optimizer"
+            )
+        distribute(self.replica, self._comm, self.world, tensors, record["optimizer"])
+        self.steps = self.replica.steps = record["steps"]
+        self.epoch, self.position, self.samples = record["epoch"], record["position"], record["samples"]
+        self._seed = record["seed"]
+        for group, saved in zip(self._optimizer.param_groups, record["groups"], strict=True):
+            group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
+        if self._scheduler is not None and record["scheduler"] is not None:
+            self._scheduler.load_state_dict(record["scheduler"])
+        if record["workers"] == self.world.size:
+            state = bytes.fromhex(record["random"][self.world.rank])
+            torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return dict(record["extra"])
+
+    def _load(self, target: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+        """Worker 0 reads, the others are told: there need not be a common disk."""
+        tensors: dict[str, Tensor] = {}
+        record: dict[str, Any] | None = None
+        problem = ""
+        if self.world.rank == 0 and target.exists() and any(target.iterdir()):
+            try:
+                tensors, record = checkpoint.load(target)
+            except CheckpointError as error:
+                problem = str(error)
+        told = self.world.gather(json.dumps([problem, record]).encode() if self.world.rank == 0 else b"")[0]
+        problem, record = json.loads(told)
+        if problem:
+            raise CheckpointError(problem)
+        return tensors, record
+
+    def _checkpoints(self, directory: Path | str | None) -> Path:
+        if directory is not None:
+            return Path(directory)
+        if self.out is None:
+            raise UsageError("session.save() without a directory needs a run directory; give one, or launch with --out")
+        return self.out / "checkpoints"
+
+    # The end
+
+    def summary(self) -> dict[str, Any]:
+        """What the run did so far, as `summary.json` has it."""
+        totals = telemetry.totals()
+        return {
+            "samples_per_second": round(self._clock.rate(), 2),
+            "loss": self.measured.get("loss", self.last_loss),
+            "accuracy": self.measured.get("accuracy"),
+            "steps": self.steps,
+            "samples": self.samples,
+            "epochs": self.epoch,
+            "workers": self.world.size,
+            "hosts": len(self.world.hosts),
+            "strategy": strategies.describe(self.strategy),
+            "bytes_sent": int(totals.get("bytes_sent", 0)),
+            "shared_bytes": int(totals.get("shared_bytes", 0)),
+            "wall_s": round(self._clock.wall_s(), 3),
+        }
+
+    def close(self) -> None:
+        """Wait for everyone, leave the model usable by itself, and write the summary."""
+        if self._closed:
+            return
+        self._pause()
+        self._closed = True
+        telemetry.event("end", step=self.steps)
+        if self.out and self.world.rank == 0:
+            temporary = self.out / ".summary.json"
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.summary())))
+            temporary.replace(self.out / "summary.json")
+        self.replica.close()
+        if self.out:
+            telemetry.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+
+class _Meeting:
+    """What all workers bring to a step; asking waits for the answer of the other hosts."""
+
+    def __init__(
+        self, rows: Callable[[], list[list[float]]], check: Callable[[list[list[float]]], None]
+    ) -> None:
+        self._answer = rows
+        self._check = check
+        self._rows: list[list[float]] | None = None
+
+    def _known(self) -> list[list[float]]:
+        if self._rows is None:
+            self._rows = self._answer()
+            self._check(self._rows)
+        return self._rows
+
+    def total(self) -> float:
+        return sum(row[1] for row in self._known())
+
+    def anyone_active(self) -> bool:
+        return any(row[0] for row in self._known())
+
+
+class _Stopwatch:
+    """Samples per second of training: the time between steps counts, evaluation, saving and the first step do not."""
+
+    def __init__(self) -> None:
+        self._born = time.perf_counter()
+        self._last: float | None = None
+        self._laps = 0
+        self._seconds = 0.0
+        self._samples = 0
+
+    def start(self) -> None:
+        if self._last is None:
+            self._last = time.perf_counter()
+
+    def stop(self) -> None:
+        self._last = None
+
+    def lap(self, samples: int) -> None:
+        now = time.perf_counter()
+        if self._laps and self._last is not None:
+            self._seconds += now - self._last
+            self._samples += samples
+        self._laps += 1
+        self._last = now
+
+    def rate(self) -> float:
+        return self._samples / self._seconds if self._seconds else 0.0
+
+    def wall_s(self) -> float:
+        return time.perf_counter() - self._born
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch of any structure has: the first dimension of the first tensor in it."""
+    if isinstance(batch, Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    if isinstance(batch, Mapping):
+        return samples_in(next(iter(batch.values()))) if batch else 0
+    if isinstance(batch, (list, tuple)):
+        return samples_in(batch[0]) if batch else 0
+    return len(batch) if hasattr(batch, "__len__") else 1
+
+
+def accuracy(model: nn.Module, batch: Any) -> Tensor:
+    """The fraction of right answers, for batches of (inputs, targets) and models that give one score per class."""
+    inputs, targets = batch
+    return (model(inputs).argmax(-1) == targets).float().mean()
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group's settings as JSON can hold them."""
+    plain: dict[str, Any] = {}
+    for key, value in group.items():
+        if key == "params":
+            continue
+        if isinstance(value, Tensor):
+            value = value.item()
+        plain[key] = list(value) if isinstance(value, tuple) else value
+    return plain
+
+
+def _like(value: Any, example: Any) -> Any:
+    """What JSON made of a setting, back in the type that the optimizer had."""
+    if isinstance(example, tuple):
+        return tuple(value)
+    if isinstance(example, Tensor):
+        return torch.full_like(example, value)
+    return value
+
+
+_current: World | None = None
+
+
+def _world() -> World:
+    """The world of this process: joined once, left at exit."""
+    global _current
+    if _current is None:
+        keep_freed_memory()
+        _current = join()
+        atexit.register(_leave)
+    return _current
+
+
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _leave() -> None:
+    """At exit: wait for the others, unless this process ends because of an error."""
+    global _current
+    if getattr(sys, "last_value", None) is None:
+        for open_session in list(_sessions):
+            open_session.close()
+    if _current is not None:
+        _current.close()
+        _current = None

@@ -1,0 +1,53 @@
+"""Synchronous data parallelism: every replica applies the mean of all gradients, every step.
+
+PyTorch DDP (Li et al. 2020) and Horovod (Sergeev & Del Balso 2018) do the same. With g_i the gradient of worker i on its
+b_i samples, the step uses  g = Σ b_i g_i / Σ b_i,  which is the gradient of one process on all samples together.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from manyhands.comm.collectives import TOPOLOGIES
+from manyhands.comm.comm import Comm
+from manyhands.errors import UnknownName
+from manyhands.replica.replica import Replica, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """The mean of all gradients in every step (PyTorch DDP, Li et al. 2020; Horovod, Sergeev & Del Balso 2018)."""
+
+    topology: str = "native"  # the fastest for the machine at hand, or a schedule: ring, tree, ...
+    synchronous: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.topology not in ("native", *TOPOLOGIES):
+            raise UnknownName("topology", self.topology, ["native", *TOPOLOGIES])
+
+    @property
+    def shares_replica(self) -> bool:
+        """A named topology is between workers, so each has a replica of its own."""
+        return self.topology == "native"
+
+    def check(self, workers: int) -> None:
+        """Any number of workers will do."""
+
+    def step(self, replica: Replica, comm: Comm, share: Share) -> float:
+        if replica.needs_closure:
+            return replica.minimize(lambda: self._gradients(replica, comm, share))
+        sums = comm.sums(replica)
+        loss = replica.backward(share, on_ready=sums.start)
+        replica.used = comm.any_(replica.used)
+        for span in sums:
+            replica.apply(span)
+        return loss
+
+    def _gradients(self, replica: Replica, comm: Comm, share: Share) -> float:
+        """The global gradient, and the global loss: a line search must decide alike everywhere."""
+        loss = replica.backward(share)
+        comm.sum_(replica.grads)
+        mean = torch.tensor([loss * share.samples / share.total() if share.samples else 0.0], dtype=torch.float64)
+        comm.sum_(mean)
+        return float(mean)
