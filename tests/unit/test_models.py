@@ -4,11 +4,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import manyhands
 from manyhands.errors import UnknownName, UsageError
 from manyhands.models import MODELS, build
 from manyhands.models.googlenet import TABLE
@@ -205,6 +207,24 @@ def test_small_models_learn(text: str) -> None:
     images = 0.5 * torch.randn(20, 1, 8, 8) + torch.randn(10, 1, 8, 8)[targets]
     losses = learn(build(text, (1, 8, 8), 10), images, targets, steps=20, rate=0.03)
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_cnn_reads_digits_in_eight_epochs() -> None:
+    with np.load(Path(manyhands.__file__).parent / "data" / "digits.npz") as arrays:
+        images = torch.from_numpy(arrays["x"]).float().unsqueeze(1) / 16
+        labels = torch.from_numpy(arrays["y"]).long()
+    torch.manual_seed(0)
+    train, test = torch.randperm(len(labels)).split([1437, 360])
+    model = build("cnn", (1, 8, 8), 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(8):
+        for batch in train[torch.randperm(1437)].split(64):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
+    assert accuracy >= 0.97
 
 
 @pytest.mark.parametrize("text", ["lstm:width=32", "transformer:layers=2,width=32,heads=2"])
