@@ -148,7 +148,7 @@ class LmdbStore:
 class _File:
     """An LMDB file opened by this process; LMDB does not allow the same file to be opened twice."""
 
-    _all: ClassVar["weakref.WeakValueDictionary[tuple[int, Path], _File]"] = weakref.WeakValueDictionary()
+    _all: ClassVar["weakref.WeakValueDictionary[Path, _File]"] = weakref.WeakValueDictionary()
     _lock = threading.Lock()
 
     def __init__(self, path: Path) -> None:
@@ -163,12 +163,23 @@ class _File:
 
     @classmethod
     def of_this_process(cls, path: Path) -> "_File":
-        key = (os.getpid(), path.resolve())
+        path = path.resolve()
         with cls._lock:
-            file = cls._all.get(key)
+            file = cls._all.get(path)
             if file is None:
-                file = cls._all[key] = cls(key[1])
+                file = cls._all[path] = cls(path)
             return file
+
+    @classmethod
+    def forget_those_of_the_parent(cls) -> None:
+        """LMDB must not use a file across a fork, and counts it as open until it is closed here too."""
+        for file in list(cls._all.values()):
+            file.environment.close()
+        cls._all.clear()
+        cls._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_File.forget_those_of_the_parent)
 
 
 def _meta(path: Path) -> Meta:

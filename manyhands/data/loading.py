@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -36,16 +36,19 @@ class _Failure:
 _END = object()
 
 
-def prefetch(iterable: Iterable[T], depth: int = 2) -> Iterator[T]:
+def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     """The same items in the same order, made up to `depth` ahead by a background thread.
 
     An error in the iterable is raised here, after the items before it. Leaving the loop early stops the
     thread after the item it is working on, and waits for it.
     """
     ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
-    stopping = threading.Event()
+    started, stopping = threading.Event(), threading.Event()
 
     def produce() -> None:
+        # One core for loading: a second team of threads beside the one that trains would slow both.
+        torch.set_num_threads(1)
+        started.set()
         iterator: Iterator[T] = iter(())
         try:
             iterator = iter(iterable)
@@ -65,7 +68,11 @@ def prefetch(iterable: Iterable[T], depth: int = 2) -> Iterator[T]:
 
     # A daemon, because a generator that is still alive when Python ends would otherwise block it for ever.
     thread = threading.Thread(target=produce, name="manyhands-prefetch", daemon=True)
+    threads = torch.get_num_threads()
     thread.start()
+    started.wait()
+    # Torch also takes the last number set anywhere as the default of threads to come; give them ours back.
+    torch.set_num_threads(threads)
     try:
         while (item := ready.get()) is not _END:
             if isinstance(item, _Failure):

@@ -47,7 +47,7 @@ def load(request: Request, settings: NoSettings) -> Data:
 
 def _read(path: Path) -> dict[str, "np.ndarray[Any, Any]"]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as a numpy archive of plain arrays ({error})") from None

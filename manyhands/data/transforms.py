@@ -57,13 +57,17 @@ class Crop:
     padding: int = 4
 
     def __call__(self, images: Tensor, randomness: Randomness) -> Tensor:
-        count, _, height, width = images.shape
+        height, width = images.shape[2:]
         padded = functional.pad(images, [self.padding] * 4)
         places = 2 * self.padding + 1
         rows = randomness.below(places, stream=_CROP_ROW)
         columns = randomness.below(places, stream=_CROP_COLUMN)
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-        return windows[torch.arange(count), :, rows, columns]
+        return torch.stack(
+            [
+                picture[:, row : row + height, column : column + width]
+                for picture, row, column in zip(padded, rows.tolist(), columns.tolist(), strict=True)
+            ]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
