@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -49,20 +49,18 @@ def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
         # One core for loading: a second team of threads beside the one that trains would slow both.
         torch.set_num_threads(1)
         started.set()
-        iterator: Iterator[T] = iter(())
+        last: object = _END
         try:
             iterator = iter(iterable)
             for item in iterator:
                 if stopping.is_set():
-                    return
+                    # A generator may hold files and locks; close it in the thread that ran it.
+                    if isinstance(iterator, Generator):
+                        iterator.close()
+                    break
                 ready.put(item)
-            last: object = _END
         except BaseException as error:
             last = _Failure(error)
-        finally:
-            # A generator holds files and locks until it is closed; close it in the thread that ran it.
-            if hasattr(iterator, "close"):
-                iterator.close()
         if not stopping.is_set():
             ready.put(last)
 
