@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from manyhands import checkpoint, strategies, telemetry
+from manyhands.cluster.launchers import local
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.world import World, join
 from manyhands.comm.comm import Comm
@@ -49,7 +50,7 @@ def session(
     the session. `clip_norm` limits the global norm of the gradient. `strategy` is for scripts that insist on one;
     normally the launcher chooses.
     """
-    text = strategy or os.environ.get("MANYHANDS_STRATEGY") or strategies.DEFAULT
+    text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
     made = Session(
         model, optimizer, loss, world=_world(), strategy=text, scheduler=scheduler, clip_norm=clip_norm, seed=seed
     )
@@ -89,7 +90,7 @@ class Session:
         self._seed = seed
         self._clock = _Stopwatch()
         self._closed = False
-        self.out = out or (Path(os.environ["MANYHANDS_OUT"]) if "MANYHANDS_OUT" in os.environ else None)
+        self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
         self.replica, self._comm = self._build(clip_norm)

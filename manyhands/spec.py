@@ -58,6 +58,16 @@ def convert(value: str, hint: Any, where: str) -> Any:
     return value
 
 
+def number_or_flag(value: str, where: str) -> Any:
+    """A setting whose type nobody declared: a whole number, a number, or true or false."""
+    for read in (int, float):
+        try:
+            return read(value)
+        except ValueError:
+            continue
+    return convert(value, bool, where)
+
+
 def settings_of(factory: Callable[..., Any], settings: Mapping[str, str], kind: str, name: str) -> dict[str, Any]:
     """Check and convert the settings for a dataclass or function; unknown ones list the known ones."""
     hints = {key: hint for key, hint in get_type_hints(factory).items() if key != "return"}

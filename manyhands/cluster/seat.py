@@ -4,6 +4,7 @@ The same script runs under our own supervisor, torchrun, MPI, Slurm, or alone; e
 variables, and each launcher module reads only its own.
 """
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,12 @@ def find_seat(environ: Mapping[str, str] = os.environ) -> Seat:
         if seat is not None:
             return seat
     return Seat(rank=0, size=1, launcher="alone")
+
+
+@functools.cache
+def own_seat() -> Seat:
+    """This process's seat, found once."""
+    return find_seat()
 
 
 def whole_number(environ: Mapping[str, str], name: str) -> int:

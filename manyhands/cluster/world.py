@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from manyhands.cluster.seat import Seat, find_seat
+from manyhands.cluster.seat import Seat, own_seat
 from manyhands.comm.between import BetweenHosts, lane_count
 from manyhands.comm.comm import Comm
 from manyhands.comm.scheduled import ScheduledComm
@@ -144,7 +144,7 @@ class World:
 
 def join() -> World:
     """Take the seat that the launcher left for this process."""
-    return World(find_seat())
+    return World(own_seat())
 
 
 def _anonymous_memory() -> int:

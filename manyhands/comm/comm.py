@@ -51,6 +51,12 @@ class Comm:
         if self.size > 1:
             vector.div_(self.size)
 
+    def sum_of(self, value: float) -> float:
+        """The sum of one number over all replicas."""
+        number = torch.tensor([value], dtype=torch.float64)
+        self.sum_(number)
+        return float(number)
+
     def sums(self, replica: Spanned) -> Sums:
         """Begin a sum of gradients over all replicas."""
         return Sums(self, replica)

@@ -27,15 +27,17 @@ class Ledger:
     def shares(self, epoch: int, *, start: int, batch: int, rank: int, workers: int) -> Iterator[Tensor]:
         """This worker's samples of each step from position `start` on.
 
-        A step takes `batch` samples per worker. The last one may be short: it is divided evenly, and where it has fewer
-        samples than there are workers, some get none.
+        A step takes `batch` samples per worker. The last one may be short: it is divided evenly among as many workers
+        as can have two samples each, since batch norm cannot train on one; the others get none.
         """
         order = self.order(epoch)
         for begin in range(start, self.length, batch * workers):
             taken = order[begin : begin + batch * workers]
-            share = taken[len(taken) * rank // workers : len(taken) * (rank + 1) // workers]
-            if len(share):
-                yield share
+            sharers = workers
+            if len(taken) < batch * workers:
+                sharers = max(min(workers, len(taken) // 2), -(-len(taken) // batch))
+            if rank < sharers:
+                yield taken[len(taken) * rank // sharers : len(taken) * (rank + 1) // sharers]
 
     def steps(self, batch: int, workers: int) -> int:
         return -(-self.length // (batch * workers))

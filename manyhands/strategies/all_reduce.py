@@ -5,14 +5,14 @@ b_i samples, the step uses  g = Σ b_i g_i / Σ b_i,  which is the gradient of o
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
+from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.comm.collectives import TOPOLOGIES
-from manyhands.comm.comm import Comm
 from manyhands.errors import UnknownName
-from manyhands.replica.replica import Replica, Share
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class AllReduce:
     def check(self, workers: int) -> None:
         """Any number of workers will do."""
 
-    def step(self, replica: Replica, comm: Comm, share: Share) -> float:
+    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         if replica.needs_closure:
             return replica.minimize(lambda: self._gradients(replica, comm, share))
         sums = comm.sums(replica)
@@ -44,10 +44,8 @@ class AllReduce:
             replica.apply(span)
         return loss
 
-    def _gradients(self, replica: Replica, comm: Comm, share: Share) -> float:
+    def _gradients(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         """The global gradient, and the global loss: a line search must decide alike everywhere."""
         loss = replica.backward(share)
         comm.sum_(replica.grads)
-        mean = torch.tensor([loss * share.samples / share.total() if share.samples else 0.0], dtype=torch.float64)
-        comm.sum_(mean)
-        return float(mean)
+        return comm.sum_of(loss * share.samples / share.total() if share.samples else 0.0)

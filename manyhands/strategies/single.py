@@ -1,11 +1,13 @@
 """One worker, nobody to agree with: plain training, the baseline of every comparison."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
-from manyhands.replica.replica import Replica, Share
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class Single:
                 f"strategy single runs on 1 worker, not {workers}; use --workers 1 or --strategy all-reduce"
             )
 
-    def step(self, replica: Replica, comm: Comm, share: Share) -> float:
+    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         if replica.needs_closure:
             return replica.minimize(lambda: replica.backward(share))
         loss = replica.backward(share)

@@ -1,9 +1,13 @@
-"""What every strategy is: a frozen dataclass that owns one step."""
+"""What every strategy is: a frozen dataclass that owns one step.
 
-from typing import Protocol
+Strategies import no torch at run time: the launcher reads their settings and must start fast.
+"""
 
-from manyhands.comm.comm import Comm
-from manyhands.replica.replica import Replica, Share
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica, Share
 
 
 class Strategy(Protocol):
@@ -27,5 +31,5 @@ class Strategy(Protocol):
     def check(self, workers: int) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 
-    def step(self, replica: Replica, comm: Comm, share: Share) -> float:
+    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         """One step on this worker's share of the samples; returns its loss."""

@@ -1,0 +1,113 @@
+"""`manyhands doctor`: what this machine can do, and what is wrong with it."""
+
+import argparse
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from manyhands.cluster import cores
+from manyhands.lab import hosts
+
+PROBE_TIMEOUT_S = 60
+
+# Some instruction sets are advertised and then trap: such things are tried in a process that may die.
+PROBES = {
+    "float32 matrices": "import torch; a = torch.ones(64, 64); (a @ a).sum().item()",
+    "bfloat16 matrices": "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()",
+    "Gloo (between hosts)": "import torch.distributed as d; assert d.is_gloo_available()",
+    "GPU": "import torch; assert torch.cuda.is_available(), 'none found'",
+    "MPI (mpi4py)": "import mpi4py.MPI",
+    "LMDB": "import lmdb",
+}
+OPTIONAL = {"bfloat16 matrices", "GPU", "MPI (mpi4py)", "LMDB"}
+
+Finding = tuple[str, str, str]  # "ok", "note" or "bad"; what; details
+
+
+def add_to(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "doctor",
+        help="what this machine can do and what is wrong with it",
+        description="Check cores, memory, shared memory, libraries and network emulation; each risky check in a process "
+        "of its own. Exit code 1 if something needed is missing.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.markup import escape
+
+    say = Console(highlight=False, soft_wrap=True).print
+    marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]bad [/]"}
+    worst = 0
+    for level, what, details in findings():
+        say(f"{marks[level]}  {what:<24} {escape(details)}")
+        worst = max(worst, level == "bad")
+    return int(worst)
+
+
+def findings() -> Iterator[Finding]:
+    yield "ok", "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    layout = cores.layout(max(1, len(os.sched_getaffinity(0))), 1)
+    yield "ok", "cores", f"{len(layout.cores)} usable of {os.cpu_count()}; {cores.text(layout)}"
+    yield from (_safely("memory", _memory), _safely("anonymous shared memory", _anonymous_memory))
+    yield _safely("/dev/shm", _dev_shm)
+    for what, code in PROBES.items():
+        yield _probe(what, code)
+    reason = hosts.available()
+    yield ("note", "emulated hosts", reason) if reason else ("ok", "emulated hosts", "network namespaces work")
+
+
+def _safely(what: str, check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:
+        return "bad", what, f"the check itself failed: {error}"
+
+
+def _memory() -> Finding:
+    from manyhands.comm.transports.arena import available_bytes
+
+    free = available_bytes()
+    level = "ok" if free > 2e9 else "note"
+    return level, "memory", f"{free / 1e9:.1f} GB free for training"
+
+
+def _anonymous_memory() -> Finding:
+    if not hasattr(os, "memfd_create"):
+        return "bad", "anonymous shared memory", "memfd_create is missing; manyhands needs Linux 3.17 or newer"
+    fd = os.memfd_create("manyhands-doctor")
+    os.ftruncate(fd, 1 << 20)
+    os.close(fd)
+    return "ok", "anonymous shared memory", "memfd works; workers share parameters without /dev/shm"
+
+
+def _dev_shm() -> Finding:
+    try:
+        size = shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return "note", "/dev/shm", "not there; manyhands does not use it, torch DataLoader workers do"
+    level = "ok" if size > 1e9 else "note"
+    return level, "/dev/shm", f"{size / 1e6:,.0f} MB; manyhands does not use it, torch DataLoader workers do"
+
+
+def _probe(what: str, code: str) -> Finding:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "note", what, f"no answer within {PROBE_TIMEOUT_S} s"
+    if done.returncode == 0:
+        return "ok", what, "works"
+    if done.returncode < 0:
+        reason = f"advertised but traps ({signal.Signals(-done.returncode).name}); do not use it here"
+    else:
+        reason = (done.stderr.strip().splitlines() or ["failed"])[-1]
+    return ("note" if what in OPTIONAL else "bad"), what, reason

@@ -1,0 +1,79 @@
+"""`manyhands launch`: the user's own script in every worker."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from manyhands import strategies
+from manyhands.cli.running import new_run, run_workers
+from manyhands.cluster.launchers import local
+from manyhands.cluster.seat import Seat, own_seat
+from manyhands.errors import UsageError
+
+EXAMPLES = """\
+examples:
+  manyhands launch script.py                          2 workers
+  manyhands launch --workers 4 script.py --lr 0.1     what follows the script is the script's own
+  manyhands launch --strategy all-reduce:topology=tree --workers 4 script.py
+  manyhands launch --out runs/mine script.py          events, checkpoints and summary go there
+
+the script keeps its loop; only the step changes:
+  import manyhands as mh
+  session = mh.session(model, optimizer, loss)        # loss(model, batch) → mean over the batch
+  for batch in session.batches(dataset, batch_size=32):
+      session.step(batch)
+
+`python script.py` alone is a world of one. Under torchrun, mpirun or Slurm the same command joins that world:
+  torchrun --nproc-per-node 2 --no-python manyhands launch script.py
+  mpirun -n 4 manyhands launch script.py
+"""
+
+
+def add_to(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "launch",
+        help="run your own training script in several workers",
+        description="Run a script that uses mh.session in several workers of this machine.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--strategy", metavar="S", default=strategies.DEFAULT, help="a name of `list strategies`")
+    parser.add_argument("--workers", type=int, metavar="N", default=2, help="processes (default 2)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)")
+    parser.add_argument("script", metavar="script.py", help="your script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    script = Path(options.script)
+    if not script.exists():
+        raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
+    seat = own_seat()
+    if seat.launcher != "alone":
+        return _join(options, seat)
+    strategies.parse(options.strategy).check(options.workers)
+    out = new_run(options.out, f"{script.stem}-{options.strategy}")
+    return run_workers(
+        [str(script), *options.arguments],
+        run=out,
+        workers=options.workers,
+        threads=options.threads,
+        environ={local.STRATEGY: options.strategy},
+    )
+
+
+def _join(options: argparse.Namespace, seat: Seat) -> int:
+    """Run the script here, as one worker of a world that someone else started."""
+    strategies.parse(options.strategy).check(seat.size)
+    os.environ[local.STRATEGY] = options.strategy
+    if options.out is not None:
+        os.environ[local.RUN_DIR] = str(new_run(options.out, ""))
+    from manyhands.cluster import worker
+
+    sys.argv = [sys.argv[0], options.script, *options.arguments]
+    worker.main()
+    return 0

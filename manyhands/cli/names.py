@@ -1,0 +1,57 @@
+"""`manyhands list`: everything that can be named, with one line on each and the paper it comes from."""
+
+import argparse
+import inspect
+from typing import Any
+
+
+def add_to(verbs: Any) -> None:
+    parser = verbs.add_parser(
+        "list",
+        help="what can be named: strategies, models, data",
+        description="Everything that can be named on the command line and in a spec file.",
+        epilog="examples:\n  manyhands list strategies\n  manyhands list models\n  manyhands list data",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=["strategies", "models", "data"])
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    rows = {"strategies": _strategies, "models": _models, "data": _data}[options.what]()
+    width = max(len(name) for name, _ in rows)
+    for name, line in rows:
+        print(f"{name:<{width}}  {line}")
+    return 0
+
+
+def _strategies() -> list[tuple[str, str]]:
+    import dataclasses
+
+    from manyhands.comm.collectives import TOPOLOGIES
+    from manyhands.strategies import STRATEGIES
+
+    rows = []
+    for name, kind in STRATEGIES.items():
+        settings = ",".join(f"{field.name}={field.default}" for field in dataclasses.fields(kind))
+        rows.append((f"{name}:{settings}" if settings else name, _first_line(kind)))
+    rows += [(f"  topology={name}", _first_line(make)) for name, make in TOPOLOGIES.items()]
+    return rows
+
+
+def _models() -> list[tuple[str, str]]:
+    from manyhands.models import MODELS
+
+    own = ("package.module:callable", "your own: called with the shape of a sample and the number of classes")
+    return [*((name, _first_line(make)) for name, make in MODELS.items()), own]
+
+
+def _data() -> list[tuple[str, str]]:
+    from manyhands.data import DATASETS
+
+    own = ("package.module:callable", "your own: returns a data set, or a pair (train, test)")
+    return [*((source.form, source.description) for source in DATASETS.values()), own]
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").splitlines()[0]

@@ -1,0 +1,59 @@
+"""What `train` and `launch` have in common: a run directory, workers, a live display, one clear end."""
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from manyhands.cli.progress import Progress
+from manyhands.cluster import cores, supervisor
+from manyhands.errors import UsageError
+
+
+def new_run(out: Path | None, name: str) -> Path:
+    """The run's directory: the one asked for, or a new one under `runs/`."""
+    if out is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        base = Path("runs") / f"{stamp}-{re.sub('[^A-Za-z0-9.]+', '-', name).strip('-')}"
+        out, number = base, 1
+        while out.exists():
+            number += 1
+            out = base.with_name(f"{base.name}-{number}")
+    try:
+        (out / "events").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the run directory {out} ({error.strerror}); choose another with --out") from None
+    return out.resolve()
+
+
+def run_workers(
+    command: list[str], *, run: Path, workers: int, threads: int | None, environ: Mapping[str, str]
+) -> int:
+    """Start the workers, show their progress until they end, and return the exit code."""
+    layout = cores.layout(workers, threads)
+    print(cores.text(layout), file=sys.stderr)
+    with Progress(run, workers) as progress:
+
+        def on_line(rank: int, line: str) -> None:
+            progress.print_line(f"[worker {rank}] {line}" if workers > 1 else line)
+
+        outcome = supervisor.run(
+            command,
+            workers=workers,
+            layout=layout,
+            environ=dict(environ),
+            run_dir=run,
+            on_tick=progress.refresh,
+            on_line=on_line,
+        )
+        progress.refresh()
+    if not outcome.ok:
+        refusal = [line for line in outcome.tail if line.startswith("error: ")]
+        if outcome.exit_code == 2 and refusal:
+            print(refusal[-1], file=sys.stderr)
+        else:
+            for line in outcome.tail:
+                print(line, file=sys.stderr)
+            print(f"error: {outcome.message}", file=sys.stderr)
+    return outcome.exit_code
