@@ -148,8 +148,9 @@ class _Signals:
 
     def __enter__(self) -> "_Signals":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Whoever started us under nohup, or in the background of a script, wants it to stay ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            # Under nohup a closed terminal stays ignored. An ignored SIGINT only means that a script's shell
+            # started us in the background: whoever sends it all the same wants us to end.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 

@@ -43,7 +43,9 @@ def main() -> None:
         _run(sys.argv[1:])
     except ManyhandsError as error:
         code = local.EXIT_PEER_LOST if isinstance(error, PeerLost) else local.EXIT_REFUSED
-        sys.last_value = error  # as the interpreter does: what runs at exit can tell that this is not a good end
+        sys.last_value = (
+            error  # as the interpreter does: what runs at exit can tell that this is not a good end
+        )
         _say_last_words()
         print(f"error: {error}", file=sys.stderr, flush=True)
     except (Exception, KeyboardInterrupt) as error:

@@ -1,5 +1,6 @@
 """Workers and launchers die in every way there is: the right one is named and nothing stays behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -409,25 +410,41 @@ outcome = supervisor.run(
 print(outcome.message, flush=True)
 sys.exit(outcome.exit_code)
 """
+IGNORE_SIGHUP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+IGNORE_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+
+
+@contextlib.contextmanager
+def _launched(folder: Path, body: str, before: str = "") -> Iterator["subprocess.Popen[str]"]:
+    """A launcher with two workers as a process of its own, killed if the test fails."""
+    command = [sys.executable, "-c", before + LAUNCHER, _script(folder, body)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -signal.SIGKILL)],
+    ("number", "code", "before"),
+    [
+        (signal.SIGINT, 130, ""),
+        (signal.SIGINT, 130, IGNORE_SIGINT),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGHUP, 129, ""),
+        (signal.SIGKILL, -signal.SIGKILL, ""),
+    ],
 )
-def test_the_launcher_takes_everything_with_it(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_the_launcher_takes_everything_with_it(
+    tmp_path: Path, number: signal.Signals, code: int, before: str
+) -> None:
     body = """
     import subprocess
     arena = os.fstat(int(os.environ["MANYHANDS_ARENA_FD"])).st_ino
     print("pids", os.getpid(), subprocess.Popen(["sleep", "600"]).pid, arena)
     time.sleep(600)
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, _script(tmp_path, body)],
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    ) as launcher:
+    with _launched(tmp_path, body, before=before) as launcher:
         assert launcher.stdout
         said = [launcher.stdout.readline().split() for _ in range(2)]
         pids = [int(pid) for words in said for pid in words[1:3]]
@@ -445,11 +462,7 @@ def test_the_launcher_takes_everything_with_it(tmp_path: Path, number: signal.Si
 
 
 def test_workers_die_with_the_launcher_even_if_its_guard_died_before(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, _script(tmp_path, "print(os.getpid()); time.sleep(600)")],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as launcher:
+    with _launched(tmp_path, "print(os.getpid()); time.sleep(600)") as launcher:
         assert launcher.stdout
         workers = {int(launcher.stdout.readline()) for _ in range(2)}
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
@@ -460,12 +473,7 @@ def test_workers_die_with_the_launcher_even_if_its_guard_died_before(tmp_path: P
 
 
 def test_a_terminal_hangup_is_ignored_under_nohup(tmp_path: Path) -> None:
-    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + LAUNCHER
-    with subprocess.Popen(
-        [sys.executable, "-c", ignoring, _script(tmp_path, "print('up'); time.sleep(1); print('done')")],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as launcher:
+    with _launched(tmp_path, "print('up'); time.sleep(1)", before=IGNORE_SIGHUP) as launcher:
         assert launcher.stdout
         assert launcher.stdout.readline() == "up\n"
         launcher.send_signal(signal.SIGHUP)
