@@ -6,7 +6,7 @@ below it are the few careful sequences that saving is made of.
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 PARTIAL = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.partial")
@@ -77,7 +77,7 @@ def remove_tree(disk: Disk, path: Path) -> None:
     disk.remove(path)
 
 
-def discard(disk: Disk, paths: Iterable[Path]) -> None:
+def discard(disk: Disk, paths: Sequence[Path]) -> None:
     """Remove directories such that a crash never leaves half of one under its own name."""
     renamed = [partial_of(path) for path in paths]
     for path, partial in zip(paths, renamed, strict=True):
