@@ -57,6 +57,7 @@ class Replica:
         self.model = model
         self.optimizer = optimizer
         self.steps = 0
+        self.needs_closure = needs_closure(optimizer)
         self._loss = loss
         self._clip_norm = clip_norm
         self._host = host
@@ -82,11 +83,7 @@ class Replica:
         self._gates = host.progress() if host else None
         self._gate = 0
         self._spans_of = [tuple(s.index for s in self.spans if i in s.places) for i in range(len(self._params))]
-        self._handles = [
-            param.register_post_accumulate_grad_hook(partial(self._arrive, index))
-            for index, param in enumerate(self._params)
-            if param.requires_grad
-        ]
+        self._hooks: dict[int, Any] = {}
 
     # Setting up
 
@@ -168,9 +165,6 @@ class Replica:
         """Whether this worker speaks for the replica where one must."""
         return self._index == 0
 
-    @property
-    def needs_closure(self) -> bool:
-        return needs_closure(self.optimizer)
 
     # One step: backward on every worker, then apply by the owners, then settle
 
@@ -199,12 +193,14 @@ class Replica:
         self._states[self._index] = (1, 0)
         self._on_ready = on_ready
         self._deferred.clear()
-        self._reduced = on_ready is not None
+        self._reduced = on_ready is not None or self._workers == 1
         self._waiting_for = [len(span.places) for span in self.spans]
         self._passed = 0
         self._pending = list(self.owned) if on_ready else []
-        for param in self._params:
+        for index, param in enumerate(self._params):
             param.grad = None
+            if param.requires_grad and index not in self._hooks:  # at the first step, or thawed since
+                self._hooks[index] = param.register_post_accumulate_grad_hook(partial(self._arrive, index))
 
     def _arrive(self, index: int, param: Tensor) -> None:
         """Called by autograd when a parameter's gradient is complete."""
@@ -288,7 +284,7 @@ class Replica:
 
     def _fill_gaps(self) -> None:
         """Parameters without a gradient on this worker may have one on another."""
-        if self._states[self._index, 0]:
+        if self._states[self._index, 0] or self._workers == 1:
             for index, arrived in enumerate(self._arrived):
                 if not arrived:
                     self._slot_views[index].zero_()
@@ -334,8 +330,8 @@ class Replica:
 
     def settle(self) -> None:
         """End of the step: every owner has updated its spans, the parameters are those of one step again."""
-        if self._deferred:
-            factor = self._clip_factor(self._clip_norm or 0.0)
+        if self._clip_norm is not None and not self.needs_closure:
+            factor = self._clip_factor(self._clip_norm)
             for span in self._deferred:
                 self.grads[span.slice].mul_(factor)
                 self._update(span)
@@ -363,6 +359,8 @@ class Replica:
 
         def closure() -> float:
             loss = gradients()
+            if self._clip_norm is not None:
+                self.grads.mul_(self._clip_factor(self._clip_norm))
             for param, place in zip(self._params, self.layout.places, strict=True):
                 param.grad = self.grads[place.start : place.stop].view(place.shape)
             return loss
@@ -386,8 +384,8 @@ class Replica:
 
     def close(self) -> None:
         """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
-        for handle in self._handles:
-            handle.remove()
+        for hook in self._hooks.values():
+            hook.remove()
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()
