@@ -1,18 +1,20 @@
-"""The declared training job: what `manyhands train` runs in every worker, built on the public pieces alone."""
+"""The declared training job: what `manyhands train` runs in every worker, built on public pieces alone."""
 
+import inspect
+import math
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 import manyhands as mh
 from manyhands import data, models, spec, telemetry
+from manyhands import plan as plans
 from manyhands.data.ledger import Ledger
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan
@@ -29,7 +31,8 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "radam": torch.optim.RAdam,
 }
 
-# What trains each model without a search: plain nets without batch norm need a smaller rate, language models Adam.
+# What trains each model without a search: plain nets need a smaller rate than those with batch norm,
+# language models Adam.
 DEFAULT_OPTIMIZER = "sgd:lr=0.05,momentum=0.9"
 OPTIMIZER_OF = {
     "alexnet": "sgd:lr=0.01,momentum=0.9",
@@ -49,18 +52,17 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | None = None) -> Session:
     """Train as the plan says; returns the finished session."""
     plan.check()
+    _check_device(plan.cluster.device)
+    if plan.cluster.threads is not None:
+        torch.set_num_threads(plan.cluster.threads)
     torch.manual_seed(plan.train.seed)
     samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
     model = models.build(plan.model, samples.shape, samples.classes).to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer or optimizer_for(plan.model), model)
-    steps_per_epoch = Ledger(len(samples.train), seed=0).steps(plan.train.batch, plan.cluster.workers)
-    updates_per_epoch = -(-steps_per_epoch // plan.train.accumulate)
-    total = plan.train.epochs * updates_per_epoch
-    if plan.train.steps is not None:
-        total = min(total, plan.train.steps)
-    scheduler = None
-    if plan.train.schedule == "cosine":
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
+    batches_per_epoch = Ledger(len(samples.train), seed=0).steps(plan.train.batch, plan.cluster.workers)
+    steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
+    total = plan.train.total_steps(steps_per_epoch)
+    scheduler = cosine(optimizer, total) if plan.train.schedule == "cosine" else None
     session = mh.session(
         model,
         optimizer,
@@ -73,23 +75,24 @@ def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | N
     telemetry.event(
         "start",
         total_steps=total,
-        epochs=-(-total // updates_per_epoch),
+        epochs=-(-total // steps_per_epoch),
         workers=session.world.size,
         batch=plan.train.batch,
         model=plan.model,
         data=plan.data,
         strategy=plan.strategy,
     )
-    if resume and session.resume() is None:
-        raise UsageError("there is no checkpoint to resume from in this run; start it without --resume")
+    if resume:
+        _resume(session, scheduler)
+    if session.out and session.world.rank == 0:
+        plan.write(session.out / "plan.json")
     while session.steps < total:
         _epoch(session, plan, samples, total)
         result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
         if on_epoch:
-            on_epoch(
-                f"step {session.steps}/{total}  loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %  "
-                f"{session.summary()['samples_per_second']:,.0f} samples/s"
-            )
+            quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
+            speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
+            on_epoch(f"step {session.steps}/{total}  {quality}  {speed}")
         if plan.train.save and session.out:
             session.save()
     if not session.measured:
@@ -97,20 +100,59 @@ def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | N
     return session
 
 
+def _check_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
+
+
+def _resume(session: Session, scheduler: LambdaLR | None) -> None:
+    if session.resume() is None:
+        raise UsageError("there is no checkpoint to resume from in this run; start it without --resume")
+    if scheduler is not None:
+        # The plan may be longer than the one that was interrupted: the rate is where this plan has it.
+        scheduler.last_epoch = session.steps
+        groups = scheduler.optimizer.param_groups
+        for group, rate, share in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+            group["lr"] = rate * share(session.steps)
+
+
 def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None:
+    """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
     device = plan.cluster.device
+    train: Any = samples.train
+    left = _batches_left(session, len(train), plan.train.batch)
     waiting: list[Any] = []
-    batches = session.batches(samples.train, batch_size=plan.train.batch)
-    for batch in batches:
+    batches: Any = session.batches(train, batch_size=plan.train.batch)
+    for number, batch in enumerate(batches, 1):
         waiting.append(tuple(part.to(device) for part in batch) if device != "cpu" else batch)
-        if len(waiting) == plan.train.accumulate:
-            session.step(*waiting)
-            waiting.clear()
-            if session.steps >= total:
-                batches.close()
-                break
-    if waiting:
+        # The last ones of an epoch may be fewer, and must be used before the epoch ends.
+        if len(waiting) < plan.train.accumulate and number < left:
+            continue
         session.step(*waiting)
+        waiting.clear()
+        if session.steps >= total and session.position < len(train):
+            # A longer plan that goes on from here must find its place in the epoch.
+            place = session.epoch, session.position
+            batches.close()
+            session.epoch, session.position = place
+            break
+
+
+def _batches_left(session: Session, samples: int, batch: int) -> int:
+    """How many batches of this epoch are still this worker's."""
+    world = session.world
+    shares = Ledger(samples, seed=0, shuffle=False).shares(
+        session.epoch, start=session.position, batch=batch, rank=world.rank, workers=world.size
+    )
+    return sum(1 for _ in shares)
+
+
+def cosine(optimizer: Optimizer, total: int) -> LambdaLR:
+    """From the full rate to none over the whole run (Loshchilov & Hutter 2017).
+
+    A function of the step alone, unlike torch's own, which goes on from the rate that it finds.
+    """
+    return LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * min(step, total) / total)) / 2)
 
 
 def optimizer_for(model: str) -> str:
@@ -119,20 +161,41 @@ def optimizer_for(model: str) -> str:
 
 def make_optimizer(text: str, model: nn.Module) -> Optimizer:
     """`adamw:lr=0.001,weight_decay=0.1` → the optimizer over the model's parameters."""
-    name, _, settings = spec.split(text)
+    name, positional, settings = spec.split(text)
     if name not in OPTIMIZERS:
         raise UnknownName("optimizer", name, OPTIMIZERS)
-    values = {key: spec.number_or_flag(value, f"{name}:{key}") for key, value in settings.items()}
+    if positional:
+        raise UsageError(f"optimizer {text!r}: write settings as key=value, not {positional[0]!r}")
+    known = dict(inspect.signature(OPTIMIZERS[name]).parameters)
+    del known["params"]
+    values = {key: _setting(name, key, value, known) for key, value in settings.items()}
     try:
         return OPTIMIZERS[name](model.parameters(), **values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"optimizer {text!r}: {error}") from None
 
 
+def _setting(name: str, key: str, value: str, known: Mapping[str, inspect.Parameter]) -> Any:
+    """What an optimizer declares says little about types; its defaults say the rest."""
+    if key not in known:
+        raise UnknownName(f"setting of optimizer {name}", key, known)
+    where = f"optimizer {name}:{key}"
+    default = known[key].default
+    if isinstance(default, tuple):
+        values = spec.convert(value, tuple[float, ...], where)
+        if len(values) != len(default):
+            raise UsageError(
+                f"{where}={value}: expected {len(default)} numbers, as in {'-'.join(map(str, default))}"
+            )
+        return values
+    if isinstance(default, bool) or default is None:
+        return spec.convert(value, bool, where)
+    return spec.convert(value, float, where)
+
+
 def main(arguments: list[str]) -> None:
-    """`python -m manyhands.job PLAN.json [--resume]`, as the launcher starts it."""
-    plan = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Plan)
-    run(plan, resume="--resume" in arguments).close()
+    """`python -m manyhands.job PLAN [--resume]`, as the launcher starts it; the plan itself, not a file."""
+    run(plans.decode(arguments[0]), resume="--resume" in arguments).close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A complete, frozen description of a run: read from a spec file and flags, written as `plan.json`, enough to repeat it."""
+"""A complete, frozen description of a run: read from a spec file and flags, written as `plan.json`, enough to
+repeat it.
+"""
 
 import json
 import tomllib
@@ -9,7 +11,12 @@ from typing import Any
 import msgspec
 
 from manyhands import strategies
-from manyhands.errors import UsageError
+from manyhands.errors import UnknownName, UsageError
+
+DEVICES = ("cpu", "cuda")
+SCHEDULES = ("constant", "cosine")
+DEFAULT_EPOCHS = 12
+LARGEST_SEED = 2**63 - 1
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,8 +30,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long, with what, and from which seed."""
 
-    epochs: int = 12
-    steps: int | None = None  # stop after this many, whatever the epochs say
+    epochs: int | None = None  # 12 where neither epochs nor steps are given
+    steps: int | None = None  # where both are given, whichever comes first
     batch: int = 32  # samples per worker and step
     accumulate: int = 1  # batches per step
     optimizer: str | None = None  # `sgd:lr=0.05,momentum=0.9`; what suits the model where not given
@@ -34,6 +41,13 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     augment: bool = False
     seed: int = 0
     save: bool = True  # a checkpoint after every epoch
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """How many steps the whole run takes."""
+        limits = [] if self.steps is None else [self.steps]
+        if self.epochs is not None or self.steps is None:
+            limits.append((self.epochs or DEFAULT_EPOCHS) * steps_per_epoch)
+        return min(limits)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,51 +61,93 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def check(self) -> None:
         """Refuse before any process starts."""
-        strategies.parse(self.strategy).check(self.cluster.workers)
+        train = self.train
         for name, value in (
             ("workers", self.cluster.workers),
-            ("epochs", self.train.epochs),
-            ("batch", self.train.batch),
-            ("accumulate", self.train.accumulate),
-            ("steps", 1 if self.train.steps is None else self.train.steps),
+            ("threads", self.cluster.threads),
+            ("epochs", train.epochs),
+            ("steps", train.steps),
+            ("batch", train.batch),
+            ("accumulate", train.accumulate),
+            ("size", train.size),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
-        if self.train.schedule not in ("constant", "cosine"):
-            raise UsageError(f"unknown schedule {self.train.schedule!r}; known: constant, cosine")
+        if train.clip_norm is not None and not train.clip_norm > 0:
+            raise UsageError(
+                f"clip_norm={train.clip_norm:g}: it must be above 0; leave it out to clip nothing"
+            )
+        if not 0 <= train.seed <= LARGEST_SEED:
+            raise UsageError(f"seed={train.seed}: it must be from 0 to {LARGEST_SEED}")
+        for kind, name, known in (
+            ("device", self.cluster.device, DEVICES),
+            ("schedule", train.schedule, SCHEDULES),
+        ):
+            if name not in known:
+                raise UnknownName(kind, name, known)
+        strategies.parse(self.strategy).check(self.cluster.workers)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
 
     def write(self, path: Path) -> None:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        path.write_bytes(msgspec.json.format(self.encode()) + b"\n")
+
+
+def decode(content: bytes | str) -> Plan:
+    """What `Plan.encode` gave."""
+    return msgspec.json.decode(content, type=Plan)
 
 
 def read(path: Path) -> Plan:
     """A spec in TOML with the words of the command line, or the `plan.json` of an earlier run."""
     try:
-        text = path.read_text()
+        content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read the spec {path} ({error.strerror}); give the path of a TOML file") from None
+        raise UsageError(
+            f"cannot read the spec {path} ({error.strerror}); give the path of a TOML file"
+        ) from None
+    form = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        words = json.loads(content) if form == "JSON" else tomllib.loads(content.decode())
     except ValueError as error:
-        raise UsageError(f"{path} is not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
+        raise UsageError(f"{path} is not valid {form}: {error}") from None
+    if not isinstance(words, dict):
+        raise UsageError(f"{path} holds no plan: expected the sections {', '.join(Plan.__struct_fields__)}")
+    _only_known(words, Plan, f"{path}: unknown section")
+    for section, kind in (("cluster", Cluster), ("train", Train)):
+        if isinstance(words.get(section), Mapping):
+            _only_known(words[section], kind, f"{path}: unknown key in [{section}]")
     for section in ("model", "data", "strategy"):
-        if isinstance(content.get(section), Mapping):
-            content[section] = _text(content[section], section, path)
+        if isinstance(words.get(section), Mapping):
+            words[section] = _text(words[section], f"{path}: [{section}]")
     try:
-        return msgspec.convert(content, Plan)
+        return msgspec.convert(words, Plan)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}; sections are [model] [data] [strategy] [cluster] [train]") from None
+        reason, _, where = str(error).partition(" - at `$.")
+        raise UsageError(f"{path}: {where.rstrip('`') or 'plan'}: {reason}") from None
 
 
-def _text(section: Mapping[str, Any], what: str, path: Path) -> str:
+def _only_known(words: Mapping[str, Any], kind: type[msgspec.Struct], complaint: str) -> None:
+    known = kind.__struct_fields__
+    for word in words:
+        if word not in known:
+            raise UsageError(f"{complaint} {word!r}; known: {', '.join(known)}")
+
+
+def _text(section: Mapping[str, Any], where: str) -> str:
     """`name = "mlp"`, `hidden = [512, 512]` → `mlp:hidden=512-512`."""
-    if "name" not in section:
-        raise UsageError(f"{path}: [{what}] needs name = …")
-    settings = [
-        f"{key}={'-'.join(map(str, value)) if isinstance(value, list) else value}"
-        for key, value in section.items()
-        if key != "name"
-    ]
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise UsageError(f'{where} needs a name, as in name = "…"')
+    settings = []
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            raise UsageError(
+                f"{where} {key} is a section of its own; settings are numbers, texts or lists of them"
+            )
+        if key != "name":
+            settings.append(f"{key}={'-'.join(map(str, value)) if isinstance(value, list) else value}")
     if not settings:
-        return str(section["name"])
-    return f"{section['name']}{',' if ':' in section['name'] else ':'}{','.join(settings)}"
+        return name
+    return f"{name}{',' if ':' in name else ':'}{','.join(settings)}"

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from manyhands import __version__
-from manyhands.cli import doctor, launch, names, train
+from manyhands.cli import convert, doctor, launch, names, train
 from manyhands.errors import ManyhandsError
 
 DESCRIPTION = """\
@@ -22,10 +22,12 @@ Start here:
 
 
 def build() -> argparse.ArgumentParser:
-    parser = _Parser(prog="manyhands", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _Parser(
+        prog="manyhands", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--version", action="version", version=f"manyhands {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
-    for verb in (train, launch, names, doctor):
+    for verb in (train, launch, names, convert, doctor):
         verb.add_to(verbs)
     return parser
 
@@ -44,9 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         return code
     except ManyhandsError as error:
+        # As the interpreter does: what runs at exit can tell that this is no good end, and waits for nobody.
+        sys.last_value = error
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        sys.last_value = error
         return 130
     except BrokenPipeError:
         # The reader of our output (`| head`) has seen enough.

@@ -33,8 +33,11 @@ def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "doctor",
         help="what this machine can do and what is wrong with it",
-        description="Check cores, memory, shared memory, libraries and network emulation; each risky check in a process "
-        "of its own. Exit code 1 if something needed is missing.",
+        description="Check cores, memory, shared memory, libraries and network emulation, risky things in "
+        "processes of their own. Exit code 1 if something needed is missing.",
+        epilog="examples:\n  manyhands doctor                     one line per finding: ok, note or bad\n"
+        "  manyhands doctor && manyhands train  train only where nothing needed is missing",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
 
@@ -61,7 +64,9 @@ def findings() -> Iterator[Finding]:
     for what, code in PROBES.items():
         yield _probe(what, code)
     reason = hosts.available()
-    yield ("note", "emulated hosts", reason) if reason else ("ok", "emulated hosts", "network namespaces work")
+    yield (
+        ("note", "emulated hosts", reason) if reason else ("ok", "emulated hosts", "network namespaces work")
+    )
 
 
 def _safely(what: str, check: Callable[[], Finding]) -> Finding:
@@ -81,7 +86,11 @@ def _memory() -> Finding:
 
 def _anonymous_memory() -> Finding:
     if not hasattr(os, "memfd_create"):
-        return "bad", "anonymous shared memory", "memfd_create is missing; manyhands needs Linux 3.17 or newer"
+        return (
+            "bad",
+            "anonymous shared memory",
+            "memfd_create is missing; manyhands needs Linux 3.17 or newer",
+        )
     fd = os.memfd_create("manyhands-doctor")
     os.ftruncate(fd, 1 << 20)
     os.close(fd)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import strategies
-from manyhands.cli.running import new_run, run_workers
+from manyhands.cli.running import make_directory, new_run, run_workers
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
@@ -39,10 +39,16 @@ def add_to(verbs: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--strategy", metavar="S", default=strategies.DEFAULT, help="a name of `list strategies`")
+    parser.add_argument(
+        "--strategy", metavar="S", default=strategies.DEFAULT, help="a name of `list strategies`"
+    )
     parser.add_argument("--workers", type=int, metavar="N", default=2, help="processes (default 2)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)"
+    )
     parser.add_argument("script", metavar="script.py", help="your script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments")
     parser.set_defaults(run=run)
@@ -50,20 +56,20 @@ def add_to(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     script = Path(options.script)
-    if not script.exists():
+    if not script.is_file():
         raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
     seat = own_seat()
     if seat.launcher != "alone":
         return _join(options, seat)
     strategies.parse(options.strategy).check(options.workers)
-    out = new_run(options.out, f"{script.stem}-{options.strategy}")
-    return run_workers(
-        [str(script), *options.arguments],
-        run=out,
-        workers=options.workers,
-        threads=options.threads,
-        environ={local.STRATEGY: options.strategy},
-    )
+    with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
+        return run_workers(
+            [str(script), *options.arguments],
+            run=out,
+            workers=options.workers,
+            threads=options.threads,
+            environ={local.STRATEGY: options.strategy},
+        )
 
 
 def _join(options: argparse.Namespace, seat: Seat) -> int:
@@ -71,7 +77,7 @@ def _join(options: argparse.Namespace, seat: Seat) -> int:
     strategies.parse(options.strategy).check(seat.size)
     os.environ[local.STRATEGY] = options.strategy
     if options.out is not None:
-        os.environ[local.RUN_DIR] = str(new_run(options.out, ""))
+        os.environ[local.RUN_DIR] = str(make_directory(options.out))
     from manyhands.cluster import worker
 
     sys.argv = [sys.argv[0], options.script, *options.arguments]

@@ -246,10 +246,8 @@ def _evaluation(digest: Digest) -> str:
 
 
 def _same_evaluation(one: Record, other: Record | None) -> bool:
-    """Every worker may report the same evaluation."""
-    return other is not None and all(
-        one.get(name) == other.get(name) for name in ("step", "epoch", "accuracy", "loss")
-    )
+    """Every worker may report the same evaluation; its figures say nothing, since NaN differs from itself."""
+    return other is not None and all(one.get(name) == other.get(name) for name in ("step", "epoch"))
 
 
 def _figure(value: float) -> str:

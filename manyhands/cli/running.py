@@ -3,7 +3,8 @@
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from manyhands.cli.progress import Progress
@@ -11,20 +12,51 @@ from manyhands.cluster import cores, supervisor
 from manyhands.errors import UsageError
 
 
-def new_run(out: Path | None, name: str) -> Path:
-    """The run's directory: the one asked for, or a new one under `runs/`."""
-    if out is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = Path("runs") / f"{stamp}-{re.sub('[^A-Za-z0-9.]+', '-', name).strip('-')}"
-        out, number = base, 1
-        while out.exists():
-            number += 1
-            out = base.with_name(f"{base.name}-{number}")
+@contextmanager
+def new_run(out: Path | None, name: str) -> Iterator[Path]:
+    """The run's directory: the one asked for, or a new one under `runs/`.
+
+    If it was made here and nothing has been written to it (nothing was trained), it is removed again.
+    """
+    place = out or _unused(name)
+    is_new = not place.exists()
+    run = make_directory(place)
     try:
-        (out / "events").mkdir(parents=True, exist_ok=True)
+        yield run
+    finally:
+        if is_new:
+            with suppress(OSError):  # not empty
+                (run / "events").rmdir()
+                run.rmdir()
+                if out is None:
+                    run.parent.rmdir()
+
+
+def make_directory(place: Path) -> Path:
+    """A directory that can take a run's records."""
+    try:
+        (place / "events").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot make the run directory {out} ({error.strerror}); choose another with --out") from None
-    return out.resolve()
+        raise UsageError(
+            f"cannot make the run directory {place} ({error.strerror}); choose another with --out"
+        ) from None
+    return place.resolve()
+
+
+def _unused(name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{stamp}-{re.sub('[^A-Za-z0-9.]+', '-', name).strip('-')}"
+    place, number = base, 1
+    while place.exists():
+        number += 1
+        place = base.with_name(f"{base.name}-{number}")
+    return place
+
+
+def forget_records(run: Path) -> None:
+    """What a run that began here and left no checkpoint has written: it would mix with the new one's."""
+    for path in (run / "summary.json", *(run / "events").glob("worker-*.jsonl")):
+        path.unlink(missing_ok=True)
 
 
 def run_workers(

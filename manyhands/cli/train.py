@@ -1,7 +1,9 @@
 """`manyhands train`: a model, data and a strategy by name, or by a spec file with the same words."""
 
 import argparse
+import fcntl
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 import msgspec
 
 from manyhands import plan as plans
-from manyhands.cli.running import new_run, run_workers
+from manyhands.cli.bars import transfers
+from manyhands.cli.running import forget_records, make_directory, new_run, run_workers
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
@@ -47,27 +50,45 @@ def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "train",
         help="train a model of the zoo, or your own, on data by name",
-        description="Train a model on data with any strategy. `manyhands list models|data|strategies` shows the names.",
+        description="Train a model on data with any strategy; `manyhands list models` and so on says which.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("spec", nargs="?", type=Path, metavar="SPEC.toml", help="a spec file, or plan.json of a run")
+    parser.add_argument(
+        "spec", nargs="?", type=Path, metavar="SPEC.toml", help="a spec file, or plan.json of a run"
+    )
     parser.add_argument("--model", metavar="M", help="a name of `list models`, or package.module:callable")
     parser.add_argument("--data", metavar="D", help="a name of `list data`, or package.module:callable")
-    parser.add_argument("--strategy", metavar="S", help="a name of `list strategies`, with settings after a colon")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes that compute gradients (default 2)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)")
+    parser.add_argument(
+        "--strategy", metavar="S", help="a name of `list strategies`, with settings after a colon"
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes that compute gradients (default 2)"
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
+    )
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 12)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after this many steps")
     parser.add_argument("--batch", type=int, metavar="B", help="samples per worker and step (default 32)")
-    parser.add_argument("--optimizer", metavar="O", help="as sgd:lr=0.05,momentum=0.9 (default: what suits the model)")
-    parser.add_argument("--seed", type=int, metavar="N", help="same seed, same plan: the same parameters, to the bit")
+    parser.add_argument(
+        "--optimizer", metavar="O", help="as sgd:lr=0.05,momentum=0.9 (default: what suits the model)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="same seed, same plan: the same parameters, to the bit"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda: one GPU per worker")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --out")
     parser.add_argument("--fetch", action="store_true", help="download published data that is not there yet")
-    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard event files into the run")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON and nothing else on stdout")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write TensorBoard event files into the run"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the summary as JSON and nothing else on stdout"
+    )
     parser.set_defaults(run=run)
 
 
@@ -77,21 +98,23 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--resume needs --out DIR, the directory of the run to go on with")
     plan = _plan(options, seat)
     plan.check()
-    if options.fetch and seat.rank == 0:
-        _fetch(plan)
+    _check_directory(options)
+    if options.fetch:
+        _fetch(plan, seat)
     if seat.launcher != "alone":
         return _join(plan, seat, options)
-    out = new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}")
-    plan.write(out / "plan.json")
-    code = run_workers(
-        ["-m", "manyhands.job", str(out / "plan.json"), *(["--resume"] if options.resume else [])],
-        run=out,
-        workers=plan.cluster.workers,
-        threads=plan.cluster.threads,
-        environ={},
-    )
-    if code == 0:
-        _report(json.loads((out / "summary.json").read_text()), out, options)
+    with new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}") as out:
+        if not options.resume:
+            forget_records(out)
+        code = run_workers(
+            ["-m", "manyhands.job", plan.encode().decode(), *(["--resume"] if options.resume else [])],
+            run=out,
+            workers=plan.cluster.workers,
+            threads=plan.cluster.threads,
+            environ={},
+        )
+        if code == 0:
+            _report(json.loads((out / "summary.json").read_text()), out, options)
     return code
 
 
@@ -109,13 +132,14 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     if seat.launcher != "alone":
         if cluster.get("workers", seat.size) != seat.size:
             raise UsageError(
-                f"--workers {cluster['workers']} but {seat.launcher} started {seat.size}; leave --workers out, "
-                f"or start {cluster['workers']} with {seat.launcher}"
+                f"--workers {cluster['workers']} but {seat.launcher} started {seat.size}; "
+                f"leave --workers out, or start {cluster['workers']} with {seat.launcher}"
             )
         cluster["workers"] = seat.size
-    train = {key: given[key] for key in ("epochs", "steps", "batch", "optimizer", "seed") if key in given}
-    if "steps" in train and "epochs" not in train and options.spec is None:
-        train["epochs"] = 1_000_000  # the steps decide
+    train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
+    if options.epochs is not None or options.steps is not None:
+        # Both say how long: either one given here replaces whatever the file says of both.
+        train |= {"epochs": options.epochs, "steps": options.steps}
     return msgspec.structs.replace(
         plan,
         **top,
@@ -124,13 +148,28 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     )
 
 
+def _check_directory(options: argparse.Namespace) -> None:
+    """Neither resume from nothing, nor let a new run push the checkpoints of an old one out."""
+    if options.out is None:
+        return
+    has_checkpoint = (options.out / "checkpoints" / "latest").exists()
+    if options.resume and not has_checkpoint:
+        raise UsageError(
+            f"there is no checkpoint in {options.out} to resume from; start the run without --resume"
+        )
+    if has_checkpoint and not options.resume:
+        raise UsageError(
+            f"{options.out} holds a run with checkpoints; go on with --resume, or choose another --out"
+        )
+
+
 def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
     """Be one worker of a world that someone else started."""
     if options.out is not None:
-        out = new_run(options.out, "")
+        out = make_directory(options.out)
         os.environ[local.RUN_DIR] = str(out)
-        if seat.rank == 0:
-            plan.write(out / "plan.json")
+        if seat.rank == 0 and not options.resume:
+            forget_records(out)  # nobody writes new ones before worker 0 has joined
     from manyhands import job
 
     def say(line: str) -> None:
@@ -144,23 +183,21 @@ def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
     return 0
 
 
-def _fetch(plan: Plan) -> None:
-    """Bring the data before any worker asks for it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
-
+def _fetch(plan: Plan, seat: Seat) -> None:
+    """Bring the data before any worker asks for it: one worker of a host does, the others wait for it."""
     from manyhands import data
+    from manyhands.data.files import data_directory
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def progress(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done, total=total)
-
+    directory = data_directory(None)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".fetch.lock").open("w")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to the data directory {directory} ({error.strerror}); set MANYHANDS_DATA"
+        ) from None
+    with lock, transfers(visible=seat.rank == 0) as progress:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         data.load(plan.data, seed=plan.train.seed, fetch=True, progress=progress)
 
 
@@ -171,18 +208,21 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
 
         print(f"TensorBoard: {export(out)}", file=sys.stderr)
     if options.json:
-        print(json.dumps(summary, indent=2))
+        numbers = {key: None if _is_nan(value) else value for key, value in summary.items()}
+        print(json.dumps(numbers, indent=2, allow_nan=False))
         return
     from rich.console import Console
 
     say = Console(highlight=False, soft_wrap=True).print
     workers = summary["workers"]
+    loss = "not a number" if summary["loss"] is None or _is_nan(summary["loss"]) else f"{summary['loss']:.4f}"
     if summary["accuracy"] is not None:
-        say(f"[bold]accuracy  {summary['accuracy'] * 100:.2f} %[/] on the held-out part, loss {summary['loss']:.4f}")
+        say(f"[bold]accuracy  {summary['accuracy'] * 100:.2f} %[/] on the held-out part, loss {loss}")
     else:
-        say(f"[bold]loss      {summary['loss']:.4f}[/] on the held-out part")
-    each = f" ({summary['samples_per_second'] / workers:,.0f} per worker)" if workers > 1 else ""
-    say(f"speed     {summary['samples_per_second']:,.0f} samples/s with {workers} worker{'s'[: workers > 1]}{each}")
+        say(f"[bold]loss      {loss}[/] on the held-out part")
+    rate = summary["samples_per_second"]
+    crew = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
+    say(f"speed     {rate:,.0f} samples/s with {crew}")
     say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
     if out is not None:
         say(f"run       {_relative(out)}")
@@ -197,6 +237,11 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
     width = max(len(command) for command, _ in tries)
     for command, why in tries:
         say(f"  {command:<{width}}  {why}")
+
+
+def _is_nan(value: Any) -> bool:
+    """Also for infinity: JSON has neither."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _relative(path: Path) -> str:
