@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import strategies
-from manyhands.cli.running import make_directory, new_run, run_workers
+from manyhands.cli.running import check_workers, make_directory, new_run, run_workers
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
@@ -42,7 +42,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--strategy", metavar="S", default=strategies.DEFAULT, help="a name of `list strategies`"
     )
-    parser.add_argument("--workers", type=int, metavar="N", default=2, help="processes (default 2)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default 2)")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
     )
@@ -61,12 +61,15 @@ def run(options: argparse.Namespace) -> int:
     seat = own_seat()
     if seat.launcher != "alone":
         return _join(options, seat)
-    strategies.parse(options.strategy).check(options.workers)
+    workers = 2 if options.workers is None else options.workers
+    if workers < 1:
+        raise UsageError(f"workers={workers}: it must be at least 1")
+    strategies.parse(options.strategy).check(workers)
     with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
         return run_workers(
             [str(script), *options.arguments],
             run=out,
-            workers=options.workers,
+            workers=workers,
             threads=options.threads,
             environ={local.STRATEGY: options.strategy},
         )
@@ -74,7 +77,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _join(options: argparse.Namespace, seat: Seat) -> int:
     """Run the script here, as one worker of a world that someone else started."""
+    check_workers(options.workers, seat)
     strategies.parse(options.strategy).check(seat.size)
+    if options.threads is not None:
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     os.environ[local.STRATEGY] = options.strategy
     if options.out is not None:
         os.environ[local.RUN_DIR] = str(make_directory(options.out))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from manyhands.cli.progress import Progress
 from manyhands.cluster import cores, supervisor
+from manyhands.cluster.seat import Seat
 from manyhands.errors import UsageError
 
 
@@ -57,6 +58,15 @@ def forget_records(run: Path) -> None:
     """What a run that began here and left no checkpoint has written: it would mix with the new one's."""
     for path in (run / "summary.json", *(run / "events").glob("worker-*.jsonl")):
         path.unlink(missing_ok=True)
+
+
+def check_workers(asked: int | None, seat: Seat) -> None:
+    """Refuse a number of workers that is not that of the world which someone else started."""
+    if asked not in (None, seat.size):
+        raise UsageError(
+            f"--workers {asked} but {seat.launcher} started {seat.size}; "
+            f"leave --workers out, or start {asked} with {seat.launcher}"
+        )
 
 
 def run_workers(

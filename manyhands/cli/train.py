@@ -13,7 +13,7 @@ import msgspec
 
 from manyhands import plan as plans
 from manyhands.cli.bars import transfers
-from manyhands.cli.running import forget_records, make_directory, new_run, run_workers
+from manyhands.cli.running import check_workers, forget_records, make_directory, new_run, run_workers
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
@@ -130,11 +130,7 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     top = {key: given[key] for key in ("model", "data", "strategy") if key in given}
     cluster = {key: given[key] for key in ("workers", "threads", "device") if key in given}
     if seat.launcher != "alone":
-        if cluster.get("workers", seat.size) != seat.size:
-            raise UsageError(
-                f"--workers {cluster['workers']} but {seat.launcher} started {seat.size}; "
-                f"leave --workers out, or start {cluster['workers']} with {seat.launcher}"
-            )
+        check_workers(options.workers, seat)
         cluster["workers"] = seat.size
     train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
     if options.epochs is not None or options.steps is not None:

@@ -1,0 +1,251 @@
+"""A plan is the same whether it comes from flags, from a TOML file or from the plan.json of an earlier run."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from manyhands import plan as plans
+from manyhands.cli import build
+from manyhands.cli.train import _plan
+from manyhands.cluster.seat import Seat
+from manyhands.errors import UsageError
+from manyhands.plan import Cluster, Plan, Train
+
+ALONE = Seat(rank=0, size=1, launcher="alone")
+
+SPEC = """
+[model]
+name = "mlp"
+hidden = [512, 256]
+
+[data]
+name = "synthetic:3x32x32:10"
+samples = 128
+
+[strategy]
+name = "all-reduce"
+topology = "ring"
+
+[cluster]
+workers = 4
+threads = 1
+device = "cpu"
+
+[train]
+epochs = 3
+steps = 7
+batch = 16
+accumulate = 2
+optimizer = "adamw:lr=0.001"
+schedule = "cosine"
+clip_norm = 1.5
+size = 64
+augment = true
+seed = 11
+save = false
+"""
+
+PLAN = Plan(
+    model="mlp:hidden=512-256",
+    data="synthetic:3x32x32:10,samples=128",
+    strategy="all-reduce:topology=ring",
+    cluster=Cluster(workers=4, threads=1, device="cpu"),
+    train=Train(
+        epochs=3,
+        steps=7,
+        batch=16,
+        accumulate=2,
+        optimizer="adamw:lr=0.001",
+        schedule="cosine",
+        clip_norm=1.5,
+        size=64,
+        augment=True,
+        seed=11,
+        save=False,
+    ),
+)
+
+
+def write(folder: Path, text: str, name: str = "job.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def from_flags(*arguments: str, seat: Seat = ALONE) -> Plan:
+    return _plan(build().parse_args(["train", *arguments]), seat)
+
+
+def test_a_spec_names_everything_that_a_plan_holds(tmp_path: Path) -> None:
+    assert plans.read(write(tmp_path, SPEC)) == PLAN
+    defaults = Plan()
+    for section, default in (
+        (PLAN, defaults),
+        (PLAN.cluster, defaults.cluster),
+        (PLAN.train, defaults.train),
+    ):
+        for field in section.__struct_fields__:
+            if field != "device":  # there is only one device to test on
+                assert getattr(section, field) != getattr(default, field), f"{field} was not tried"
+
+
+def test_what_is_written_reads_back_the_same(tmp_path: Path) -> None:
+    for plan in (PLAN, Plan()):
+        plan.write(tmp_path / "plan.json")
+        assert plans.read(tmp_path / "plan.json") == plan
+        assert plans.decode(plan.encode()) == plan
+
+
+def test_a_file_that_says_nothing_is_the_default_job(tmp_path: Path) -> None:
+    assert plans.read(write(tmp_path, "")) == Plan() == from_flags()
+
+
+def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
+    flags = from_flags(
+        *("--model", "mlp:hidden=512-256", "--data", "synthetic:3x32x32:10,samples=128"),
+        *("--strategy", "all-reduce:topology=ring", "--workers", "4", "--threads", "1", "--device", "cpu"),
+        *("--epochs", "3", "--steps", "7", "--batch", "16", "--optimizer", "adamw:lr=0.001", "--seed", "11"),
+    )
+    only_in_files = {
+        field: getattr(PLAN.train, field)
+        for field in ("accumulate", "schedule", "clip_norm", "size", "augment", "save")
+    }
+    assert msgspec.structs.replace(flags, train=msgspec.structs.replace(flags.train, **only_in_files)) == PLAN
+
+
+def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
+    path = str(write(tmp_path, SPEC))
+    plan = from_flags(path, "--model", "lenet", "--workers", "2", "--batch", "8", "--seed", "5")
+    expected = msgspec.structs.replace(
+        PLAN,
+        model="lenet",
+        cluster=msgspec.structs.replace(PLAN.cluster, workers=2),
+        train=msgspec.structs.replace(PLAN.train, batch=8, seed=5),
+    )
+    assert plan == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "epochs", "steps"),
+    [
+        ((), 3, 7),
+        (("--epochs", "5"), 5, None),
+        (("--steps", "9"), None, 9),
+        (("--epochs", "5", "--steps", "9"), 5, 9),
+    ],
+)
+def test_a_length_given_by_flag_replaces_the_length_in_the_file(
+    tmp_path: Path, flags: tuple[str, ...], epochs: int | None, steps: int | None
+) -> None:
+    train = from_flags(str(write(tmp_path, SPEC)), *flags).train
+    assert (train.epochs, train.steps) == (epochs, steps)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "total"),
+    [(None, None, 12 * 23), (2, None, 46), (None, 5, 5), (None, 5000, 5000), (2, 30, 30), (2, 50, 46)],
+)
+def test_how_many_steps_a_run_takes(epochs: int | None, steps: int | None, total: int) -> None:
+    assert Train(epochs=epochs, steps=steps).total_steps(23) == total
+
+
+def test_a_resumed_run_goes_on_with_its_own_plan(tmp_path: Path) -> None:
+    PLAN.write(tmp_path / "plan.json")
+    assert from_flags("--resume", "--out", str(tmp_path)) == PLAN
+    assert from_flags("--out", str(tmp_path)) == Plan()
+    assert from_flags("--resume", "--out", str(tmp_path), "--batch", "2").train.batch == 2
+    other = str(write(tmp_path, "[model]\nname = 'lenet'"))
+    assert from_flags(other, "--resume", "--out", str(tmp_path)) == Plan(model="lenet")
+
+
+def test_a_world_that_someone_else_started_says_how_many_workers(tmp_path: Path) -> None:
+    seat = dataclasses.replace(ALONE, size=3, launcher="torchrun")
+    assert from_flags(str(write(tmp_path, SPEC)), seat=seat).cluster.workers == 3
+    assert from_flags("--workers", "3", seat=seat).cluster.workers == 3
+    with pytest.raises(UsageError, match="--workers 2 but torchrun started 3"):
+        from_flags("--workers", "2", seat=seat)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[modle]\nname = 'mlp'", "unknown section 'modle'; known: model, data, strategy, cluster, train"),
+        ("[train]\nbatchsize = 3", r"unknown key in \[train\] 'batchsize'; known: epochs, steps, batch"),
+        ("[cluster]\ngpus = 3", r"unknown key in \[cluster\] 'gpus'; known: workers, threads, device"),
+        ("[model]\nhidden = 3", r"\[model\] needs a name"),
+        ("[model]\nname = 3", r"\[model\] needs a name"),
+        ("[model]\nname = 'mlp'\n[model.hidden]\na = 1", r"\[model\] hidden is a section of its own"),
+        ("model = 3", "model: Expected `str`, got `int`"),
+        ("train = 3", "train: Expected `object`, got `int`"),
+        ("[train]\nbatch = 'many'", "train.batch: Expected `int`, got `str`"),
+        ("[train]\nbatch = 1.5", "train.batch: Expected `int`, got `float`"),
+        ("[train]\naugment = 1", "train.augment: Expected `bool`, got `int`"),
+        ("[train", "not valid TOML"),
+        ("batch", "not valid TOML"),
+    ],
+)
+def test_what_a_file_gets_wrong_is_said_with_the_file_and_the_place(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as refusal:
+        plans.read(write(tmp_path, text))
+    assert "job.toml" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", '{"train": {"batch": null}}', '{"run": 1}'])
+def test_a_json_file_that_is_no_plan(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"plan\.json"):
+        plans.read(write(tmp_path, text, "plan.json"))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        plans.read(tmp_path / "absent.toml")
+    with pytest.raises(UsageError, match="directory"):
+        plans.read(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"[model]\nname = '\xff'")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        plans.read(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"cluster": {"workers": 0}}, "workers=0: it must be at least 1"),
+        ({"cluster": {"workers": -2}}, "workers=-2"),
+        ({"cluster": {"threads": 0}}, "threads=0"),
+        ({"cluster": {"device": "tpu"}}, "unknown device 'tpu'; known: cpu, cuda"),
+        ({"train": {"epochs": 0}}, "epochs=0"),
+        ({"train": {"steps": 0}}, "steps=0"),
+        ({"train": {"batch": 0}}, "batch=0"),
+        ({"train": {"accumulate": 0}}, "accumulate=0"),
+        ({"train": {"size": 0}}, "size=0"),
+        ({"train": {"clip_norm": 0}}, "clip_norm=0: it must be above 0"),
+        ({"train": {"clip_norm": -1.5}}, "clip_norm=-1.5"),
+        ({"train": {"seed": -1}}, "seed=-1: it must be from 0"),
+        ({"train": {"seed": 2**63}}, f"seed={2**63}"),
+        ({"train": {"schedule": "sometimes"}}, "unknown schedule 'sometimes'; known: constant, cosine"),
+        ({"strategy": "nope"}, "unknown strategy 'nope'; known: "),
+        ({"strategy": "all-reduce:topology=star"}, "unknown topology 'star'; known: "),
+        (
+            {"strategy": "all-reduce:speed=3"},
+            "unknown setting of strategy all-reduce 'speed'; known: topology",
+        ),
+        ({"strategy": "single"}, "strategy single runs on 1 worker, not 2"),
+    ],
+)
+def test_plans_that_cannot_run_are_refused(tmp_path: Path, words: dict[str, object], message: str) -> None:
+    plan = plans.read(write(tmp_path, json.dumps(words), "plan.json"))
+    with pytest.raises(UsageError) as refusal:
+        plan.check()
+    assert message in str(refusal.value)
+
+
+def test_plans_that_can_run_are_not_refused() -> None:
+    PLAN.check()
+    Plan().check()
+    Plan(strategy="single", cluster=Cluster(workers=1)).check()
