@@ -1,11 +1,9 @@
 """What a training script holds: the user keeps the loop, the session owns the step."""
 
 import atexit
-import json
 import os
 import struct
 import sys
-import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,17 +17,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from manyhands import checkpoint, strategies, telemetry
-from manyhands.cluster.launchers import local
+from manyhands import resuming, strategies, telemetry
 from manyhands.cluster.heap import keep_freed_memory
+from manyhands.cluster.launchers import local
 from manyhands.cluster.world import World, join
 from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
 from manyhands.data.loading import gather, prefetch
-from manyhands.errors import CheckpointError, UsageError
+from manyhands.errors import UsageError
 from manyhands.replica.replica import Loss, Replica, Share
-from manyhands.replica.state import collect, distribute, spread
+from manyhands.replica.state import spread
 from manyhands.replica.updates import hyper_parameters, needs_closure, set_hyper_parameters
+from manyhands.stopwatch import Stopwatch
 
 Measure = Callable[[nn.Module, Any], Tensor]
 
@@ -52,7 +51,14 @@ def session(
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
     made = Session(
-        model, optimizer, loss, world=_world(), strategy=text, scheduler=scheduler, clip_norm=clip_norm, seed=seed
+        model,
+        optimizer,
+        loss,
+        world=_world(),
+        strategy=text,
+        scheduler=scheduler,
+        clip_norm=clip_norm,
+        seed=seed,
     )
     _sessions.add(made)
     return made
@@ -84,22 +90,22 @@ class Session:
         self.samples = 0
         self.last_loss = float("nan")
         self.measured: dict[str, float] = {}
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._loss = loss
-        self._scheduler = scheduler
-        self._seed = seed
-        self._clock = _Stopwatch()
+        self.scheduler = scheduler
+        self.seed = seed
+        self._clock = Stopwatch()
         self._closed = False
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
-        self.replica, self._comm = self._build(clip_norm)
+        self.replica, self.comm = self._build(clip_norm)
         telemetry.event("start", workers=world.size, strategy=strategies.describe(self.strategy))
 
     def _build(self, clip_norm: float | None) -> tuple[Replica, Comm]:
         """The replica and the comm that fit the strategy, the optimizer and the device."""
         device = next(self.model.parameters()).device.type
-        shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self._optimizer)
+        shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
         if shared:
             host, lanes, comm = self.world.host, self.world.lanes, self.world.between_hosts()
         else:
@@ -110,9 +116,7 @@ class Session:
                 comm = self.world.comm
             else:
                 comm = self.world.scheduled(self.strategy.topology)
-        replica = Replica(
-            self.model, self._optimizer, self._loss, host=host, lanes=lanes, clip_norm=clip_norm
-        )
+        replica = Replica(self.model, self.optimizer, self._loss, host=host, lanes=lanes, clip_norm=clip_norm)
         spread(replica, comm, self.world)
         return replica, comm
 
@@ -135,13 +139,13 @@ class Session:
 
     def _run(self, parts: list[tuple[Any, int]], meeting: "_Meeting") -> float:
         share = Share(parts=parts, total=meeting.total)
-        loss = self.strategy.step(self.replica, self._comm, share)
+        loss = self.strategy.step(self.replica, self.comm, share)
         self.replica.settle()
         # Without gradients this changes nothing; it runs the optimizer's own hooks and satisfies schedulers.
         if not self.replica.needs_closure:
-            self._optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
+            self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
         self.steps += 1
         self.position += int(meeting.total())
         self.samples += int(meeting.total())
@@ -153,7 +157,7 @@ class Session:
 
     def _open(self, *, active: bool, samples: int) -> "_Meeting":
         """Tell everyone what this worker brings to the next step."""
-        values = hyper_parameters(self._optimizer)
+        values = hyper_parameters(self.optimizer)
         digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
         rows = self.world.start_exchange([float(active), float(samples), float(digest)])
         return _Meeting(rows, self._same_hyper_parameters)
@@ -163,20 +167,19 @@ class Session:
         lead = next((rank for rank, row in enumerate(rows) if row[0]), None)
         if lead is None or all(row[2] == rows[lead][2] for row in rows):
             return
-        mine = hyper_parameters(self._optimizer)
+        mine = hyper_parameters(self.optimizer)
         everyone = [
-            struct.unpack(f"{len(mine)}d", payload) for payload in self.world.gather(struct.pack(f"{len(mine)}d", *mine))
+            struct.unpack(f"{len(mine)}d", payload)
+            for payload in self.world.gather(struct.pack(f"{len(mine)}d", *mine))
         ]
         for rank, row in enumerate(rows):
             if row[0] and everyone[rank] != everyone[lead]:
-                pair = next(
-                    (a, b) for a, b in zip(everyone[lead], everyone[rank], strict=True) if a != b
-                )
+                pair = next((a, b) for a, b in zip(everyone[lead], everyone[rank], strict=True) if a != b)
                 raise UsageError(
                     f"the optimizer's settings differ between workers: {pair[0]:g} on worker {lead}, {pair[1]:g} on "
-                    f"worker {rank}; step the scheduler equally often on all workers, or give it to mh.session(scheduler=…)"
+                    f"worker {rank}; step the scheduler equally often on all, or give it to mh.session(scheduler=…)"
                 )
-        set_hyper_parameters(self._optimizer, everyone[lead])
+        set_hyper_parameters(self.optimizer, everyone[lead])
 
     def _gather_everyone(self) -> None:
         """Take part in the others' steps, without data of our own, until all are here."""
@@ -193,9 +196,9 @@ class Session:
     ) -> Iterator[Any]:
         """This worker's share of an epoch, loaded ahead in the background.
 
-        Either a data set (anything with a length and items) and the batch size per worker, or an iterable of batches that
-        are already this worker's own. Workers may have different numbers of batches: whoever is out of data takes part in
-        the others' steps until all are.
+        Either a data set (anything with a length and items) and the batch size per worker, or an iterable of batches
+        that are already this worker's own. Workers may have different numbers of batches: whoever is out of data
+        takes part in the others' steps until all are.
         """
         if batch_size is None:
             if hasattr(data, "__getitem__") and not isinstance(data, (list, tuple)):
@@ -220,7 +223,7 @@ class Session:
     def _shares(self, data: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}: a step needs at least 1 sample per worker")
-        ledger = Ledger(len(data), seed=self._seed, shuffle=shuffle)
+        ledger = Ledger(len(data), seed=self.seed, shuffle=shuffle)
         epoch = self.epoch
         for indices in ledger.shares(
             epoch, start=self.position, batch=batch_size, rank=self.world.rank, workers=self.world.size
@@ -282,78 +285,22 @@ class Session:
     # Saving and resuming
 
     def save(self, directory: Path | str | None = None, *, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write a complete checkpoint (worker 0 does the writing) and return where it is."""
-        target = self._checkpoints(directory)
+        """Write a complete checkpoint (worker 0 does the writing) and return the directory it is in."""
         self._pause()
-        tensors, states = collect(self.replica, self.world)
-        random = self.world.gather(torch.get_rng_state().numpy().tobytes())
-        record = {
-            "steps": self.steps,
-            "epoch": self.epoch,
-            "position": self.position,
-            "samples": self.samples,
-            "seed": self._seed,
-            "workers": self.world.size,
-            "strategy": strategies.describe(self.strategy),
-            "optimizer": states,
-            "optimizer_class": type(self._optimizer).__name__,
-            "groups": [_plain(group) for group in self._optimizer.param_groups],
-            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
-            "random": [state.hex() for state in random],
-            "extra": dict(extra or {}),
-        }
-        if self.world.rank == 0:
-            checkpoint.save(target, step=self.steps, tensors=tensors, record=record)
-        self.world.exchange([])  # nobody goes on before it is written
-        telemetry.event("checkpoint", step=self.steps)
-        return target
+        return resuming.save(self, self._checkpoints(directory), dict(extra or {}))
 
     def resume(self, directory: Path | str | None = None) -> dict[str, Any] | None:
         """Go on from the newest checkpoint there; returns what was given as `extra`, or None if there is none."""
-        target = self._checkpoints(directory)
         self._pause()
-        tensors, record = self._load(target)
-        if record is None:
-            return None
-        if record["optimizer_class"] != type(self._optimizer).__name__:
-            raise CheckpointError(
-                f"the checkpoint in {target} was made with {record['optimizer_class']} and this session has "
-                f"{type(self._optimizer).__name__}; use the same optimizer"
-            )
-        distribute(self.replica, self._comm, self.world, tensors, record["optimizer"])
-        self.steps = self.replica.steps = record["steps"]
-        self.epoch, self.position, self.samples = record["epoch"], record["position"], record["samples"]
-        self._seed = record["seed"]
-        for group, saved in zip(self._optimizer.param_groups, record["groups"], strict=True):
-            group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
-        if self._scheduler is not None and record["scheduler"] is not None:
-            self._scheduler.load_state_dict(record["scheduler"])
-        if record["workers"] == self.world.size:
-            state = bytes.fromhex(record["random"][self.world.rank])
-            torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        return dict(record["extra"])
-
-    def _load(self, target: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-        """Worker 0 reads, the others are told: there need not be a common disk."""
-        tensors: dict[str, Tensor] = {}
-        record: dict[str, Any] | None = None
-        problem = ""
-        if self.world.rank == 0 and target.exists() and any(target.iterdir()):
-            try:
-                tensors, record = checkpoint.load(target)
-            except CheckpointError as error:
-                problem = str(error)
-        told = self.world.gather(json.dumps([problem, record]).encode() if self.world.rank == 0 else b"")[0]
-        problem, record = json.loads(told)
-        if problem:
-            raise CheckpointError(problem)
-        return tensors, record
+        return resuming.resume(self, self._checkpoints(directory))
 
     def _checkpoints(self, directory: Path | str | None) -> Path:
         if directory is not None:
             return Path(directory)
         if self.out is None:
-            raise UsageError("session.save() without a directory needs a run directory; give one, or launch with --out")
+            raise UsageError(
+                "without a run directory, name one: session.save(directory), or launch with --out"
+            )
         return self.out / "checkpoints"
 
     # The end
@@ -424,38 +371,6 @@ class _Meeting:
         return any(row[0] for row in self._known())
 
 
-class _Stopwatch:
-    """Samples per second of training: the time between steps counts, evaluation, saving and the first step do not."""
-
-    def __init__(self) -> None:
-        self._born = time.perf_counter()
-        self._last: float | None = None
-        self._laps = 0
-        self._seconds = 0.0
-        self._samples = 0
-
-    def start(self) -> None:
-        if self._last is None:
-            self._last = time.perf_counter()
-
-    def stop(self) -> None:
-        self._last = None
-
-    def lap(self, samples: int) -> None:
-        now = time.perf_counter()
-        if self._laps and self._last is not None:
-            self._seconds += now - self._last
-            self._samples += samples
-        self._laps += 1
-        self._last = now
-
-    def rate(self) -> float:
-        return self._samples / self._seconds if self._seconds else 0.0
-
-    def wall_s(self) -> float:
-        return time.perf_counter() - self._born
-
-
 def samples_in(batch: Any) -> int:
     """How many samples a batch of any structure has: the first dimension of the first tensor in it."""
     if isinstance(batch, Tensor):
@@ -470,28 +385,8 @@ def samples_in(batch: Any) -> int:
 def accuracy(model: nn.Module, batch: Any) -> Tensor:
     """The fraction of right answers, for batches of (inputs, targets) and models that give one score per class."""
     inputs, targets = batch
-    return (model(inputs).argmax(-1) == targets).float().mean()
-
-
-def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group's settings as JSON can hold them."""
-    plain: dict[str, Any] = {}
-    for key, value in group.items():
-        if key == "params":
-            continue
-        if isinstance(value, Tensor):
-            value = value.item()
-        plain[key] = list(value) if isinstance(value, tuple) else value
-    return plain
-
-
-def _like(value: Any, example: Any) -> Any:
-    """What JSON made of a setting, back in the type that the optimizer had."""
-    if isinstance(example, tuple):
-        return tuple(value)
-    if isinstance(example, Tensor):
-        return torch.full_like(example, value)
-    return value
+    right: Tensor = (model(inputs).argmax(-1) == targets).float().mean()
+    return right
 
 
 _current: World | None = None

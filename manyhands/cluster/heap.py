@@ -1,8 +1,8 @@
 """Let the process keep the memory it frees.
 
-By default the C library gives every large block back to the kernel and asks for it again in the next step; each page of it
-is then cleared and mapped anew. Gradients and activations of the same sizes come and go in every step, so this is
-pure loss: keeping them took the step of a large MLP from 220 to 142 ms (2 processes, 1 thread each).
+By default the C library gives every large block back to the kernel and asks for it again in the next step; each
+page of it is then cleared and mapped anew. Gradients and activations of the same sizes come and go in every step,
+so this is pure loss: keeping them took the step of a large MLP from 168 to 103 ms (2 processes, 1 thread each).
 """
 
 import contextlib

@@ -6,6 +6,7 @@ is on the same host. A network namespace of its own makes a host of its own, whi
 
 import contextlib
 import fcntl
+import itertools
 import os
 import secrets
 import socket
@@ -105,7 +106,7 @@ class World:
         self.comm.sum_(everything)
         blob = everything.numpy().tobytes()
         edges = [sum(sizes[:rank]) for rank in range(self.size + 1)]
-        return [blob[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+        return [blob[begin:end] for begin, end in itertools.pairwise(edges)]
 
     def _connect(self) -> None:
         """torch.distributed among all workers, on the network interface that leads to the meeting place."""

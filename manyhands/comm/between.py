@@ -8,7 +8,6 @@ worker serves several, so mixed layouts (3 workers here, 1 there) need nothing s
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 

@@ -1,7 +1,7 @@
 """What a strategy uses to combine vectors with the other replicas.
 
-`Comm` itself is the world of one: every operation is there and has nothing to do. The other kinds add peers: through the
-memory of a host (`shared.py`), between hosts (`between.py`), or through a printable schedule (`scheduled.py`).
+`Comm` itself is the world of one: every operation is there and has nothing to do. The other kinds add peers:
+through the memory of a host (`shared.py`), between hosts (`between.py`), or by a printable schedule (`scheduled.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -4,6 +4,7 @@ Pure functions over shapes: every worker computes the same layout without a mess
 last layer first, the order in which a backward pass finishes them, so the spans of lower index are ready earlier.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -62,7 +63,14 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
     for shape in reversed(shapes):
         size = prod(shape.shape)
         places.append(
-            Place(name=shape.name, shape=shape.shape, group=shape.group, whole=shape.whole, start=at, stop=at + size)
+            Place(
+                name=shape.name,
+                shape=shape.shape,
+                group=shape.group,
+                whole=shape.whole,
+                start=at,
+                stop=at + size,
+            )
         )
         at += _aligned(size)
     pieces = max(1, -(-at // span_elements))
@@ -93,7 +101,7 @@ def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
             stop=stop,
             places=tuple(i for i, place in enumerate(places) if place.start < stop and place.stop > start),
         )
-        for index, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))
+        for index, (start, stop) in enumerate(itertools.pairwise(edges))
     ]
 
 

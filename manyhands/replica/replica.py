@@ -33,7 +33,9 @@ class Share:
     """This worker's part of one step: batches with their numbers of samples, and what all workers have together."""
 
     parts: Sequence[tuple[Any, int]]
-    total: Callable[[], float]  # asked for after the forward pass: by then the others have said how much they have
+    total: Callable[
+        [], float
+    ]  # asked for after the forward pass: by then the others have said how much they have
 
     @property
     def samples(self) -> int:
@@ -82,7 +84,9 @@ class Replica:
         self._deferred: list[Span] = []
         self._gates = host.progress() if host else None
         self._gate = 0
-        self._spans_of = [tuple(s.index for s in self.spans if i in s.places) for i in range(len(self._params))]
+        self._spans_of = [
+            tuple(s.index for s in self.spans if i in s.places) for i in range(len(self._params))
+        ]
         self._hooks: dict[int, Any] = {}
 
     # Setting up
@@ -109,12 +113,17 @@ class Replica:
         self._slots = [self._vector(length, dtype) for _ in range(self._workers)]
         self.grads = self._slots[0]  # where the sum over the workers of this replica is made
         self._slot_views = [
-            self._slots[self._index][place.start : place.stop].view(place.shape) for place in self.layout.places
+            self._slots[self._index][place.start : place.stop].view(place.shape)
+            for place in self.layout.places
         ]
-        self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(self._workers, count)
+        self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
+            self._workers, count
+        )
         self._norms = self._vector(count, dtype)
         # Per worker: whether it has gradients at all in this step, and how many parameters got none.
-        self._states = self._vector(self._workers * 2, torch.int64, on_device=False).view(self._workers, 2).numpy()
+        self._states = (
+            self._vector(self._workers * 2, torch.int64, on_device=False).view(self._workers, 2).numpy()
+        )
         sparse = _sparse_parameters(self.model)
         self.updates = Updates(
             self.optimizer,
@@ -164,7 +173,6 @@ class Replica:
     def leads(self) -> bool:
         """Whether this worker speaks for the replica where one must."""
         return self._index == 0
-
 
     # One step: backward on every worker, then apply by the owners, then settle
 
@@ -293,7 +301,9 @@ class Replica:
         """The sum over the workers that have gradients, into the common slot, in the order of the workers."""
         with telemetry.timed("exchange"):
             total = self.grads[span.slice]
-            present = [slot[span.slice] for slot, (there, _) in zip(self._slots, self._states, strict=True) if there]
+            present = [
+                slot[span.slice] for slot, (there, _) in zip(self._slots, self._states, strict=True) if there
+            ]
             if not present:
                 total.zero_()
                 return
@@ -409,12 +419,16 @@ def _one_type(params: Sequence[Tensor]) -> tuple[torch.device, torch.dtype]:
     kinds = {(param.device, param.dtype) for param in params}
     if len(kinds) > 1:
         names = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds))
-        raise UsageError(f"the trained parameters are of {len(kinds)} kinds ({names}); convert the model to one")
+        raise UsageError(
+            f"the trained parameters are of {len(kinds)} kinds ({names}); convert the model to one"
+        )
     return kinds.pop()
 
 
 def _sparse_parameters(model: nn.Module) -> set[int]:
-    return {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse}
+    return {
+        id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse
+    }
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:

@@ -47,7 +47,7 @@ def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
                 kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
                 states.setdefault(param, {})[name] = [kind, value if kind == NUMBER else None]
                 if isinstance(value, Tensor):
-                    loose[f"{param}/{name}"] = value.contiguous()
+                    loose[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
     tensors: dict[str, Tensor] = {}
     merged: States = {}
     for part in world.gather(msgspec.json.encode(states)):
@@ -66,7 +66,9 @@ def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
     return tensors, merged
 
 
-def distribute(replica: Replica, comm: Comm, world: World, tensors: dict[str, Tensor], states: States) -> None:
+def distribute(
+    replica: Replica, comm: Comm, world: World, tensors: dict[str, Tensor], states: States
+) -> None:
     """Take over what `collect` gave; worker 0 has the tensors."""
     if world.rank == 0:
         _load_model(replica, tensors)
@@ -96,7 +98,9 @@ def distribute(replica: Replica, comm: Comm, world: World, tensors: dict[str, Te
 
 
 def _load_model(replica: Replica, tensors: dict[str, Tensor]) -> None:
-    saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
+    saved = {
+        name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")
+    }
     try:
         replica.model.load_state_dict(saved)
     except RuntimeError as error:

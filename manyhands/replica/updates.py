@@ -113,7 +113,8 @@ class Updates:
                 piece.tensor.grad = self._grads[piece.slice].view(piece.tensor.shape).to_sparse(1)
             groups.setdefault(piece.group, []).append(piece.tensor)
         self._twin.param_groups = [
-            {**settings_of(self._optimizer.param_groups[group]), "params": tensors} for group, tensors in groups.items()
+            {**settings_of(self._optimizer.param_groups[group]), "params": tensors}
+            for group, tensors in groups.items()
         ]
         self._twin.step()
         for piece in pieces:
@@ -180,7 +181,11 @@ class Updates:
         for pieces in self._pieces.values():
             for piece in pieces:
                 for name, value in self._twin.state.get(piece.tensor, {}).items():
-                    if name in self.vectors and isinstance(value, Tensor) and value.shape == piece.tensor.shape:
+                    if (
+                        name in self.vectors
+                        and isinstance(value, Tensor)
+                        and value.shape == piece.tensor.shape
+                    ):
                         value = None  # in the vector; named here so that a restore knows it existed
                     for index in piece.places:
                         known.setdefault(self._layout.places[index].name, {})[name] = value
@@ -193,7 +198,8 @@ class Updates:
         for span in spans:
             pieces = self._cut(span)
             uneven = any(
-                states.get(self._layout.places[i].name) != states.get(self._layout.places[piece.places[0]].name)
+                states.get(self._layout.places[i].name)
+                != states.get(self._layout.places[piece.places[0]].name)
                 for piece in pieces
                 for i in piece.places
                 if not piece.whole

@@ -1,7 +1,7 @@
 """Synchronous data parallelism: every replica applies the mean of all gradients, every step.
 
-PyTorch DDP (Li et al. 2020) and Horovod (Sergeev & Del Balso 2018) do the same. With g_i the gradient of worker i on its
-b_i samples, the step uses  g = Σ b_i g_i / Σ b_i,  which is the gradient of one process on all samples together.
+PyTorch DDP (Li et al. 2020) and Horovod (Sergeev & Del Balso 2018) do the same. With g_i the gradient of worker i
+on its b_i samples, the step uses  g = Σ b_i g_i / Σ b_i,  the gradient of one process on all samples together.
 """
 
 from dataclasses import dataclass

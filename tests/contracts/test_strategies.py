@@ -66,7 +66,9 @@ def make_net(dtype: torch.dtype = torch.float64, *, optional: bool = False, seed
 
 
 def make_steps(
-    workers: int, sizes: Callable[[int, int], list[int]] = lambda step, rank: [6], dtype: torch.dtype = torch.float64
+    workers: int,
+    sizes: Callable[[int, int], list[int]] = lambda step, rank: [6],
+    dtype: torch.dtype = torch.float64,
 ) -> Steps:
     """Batches from a seed; `sizes(step, rank)` gives the sizes of the batches to accumulate."""
     generator = torch.Generator().manual_seed(17)
@@ -298,8 +300,8 @@ def test_lbfgs_equals_one_process(strategy: str) -> None:
     want = make_net()
     optimizer = make(want)
     for workers in steps:
-        inputs = torch.cat([batch[0] for ((batch),) in [w for w in workers]])
-        targets = torch.cat([batch[1] for ((batch),) in [w for w in workers]])
+        inputs = torch.cat([batch[0] for (batch,) in workers])
+        targets = torch.cat([batch[1] for (batch,) in workers])
 
         def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
             optimizer.zero_grad()

@@ -4,6 +4,7 @@ It is a `memfd`: not a file in `/dev/shm` (64 MB in many containers, where writi
 to clean up, nothing left after `kill -9` of everyone. A peer gets it by inheritance or through `/proc/<pid>/fd`.
 """
 
+import contextlib
 import mmap
 import os
 from pathlib import Path
@@ -45,10 +46,10 @@ class Arena:
 
     def close(self) -> None:
         for region in self._maps:
-            try:
+            with contextlib.suppress(
+                BufferError
+            ):  # a tensor still lives in it; the memory goes with that tensor
                 region.close()
-            except BufferError:
-                pass  # a tensor of the caller still lives in it; the memory goes when that tensor does
         os.close(self.fd)
 
 

@@ -77,7 +77,9 @@ class Host:
         with telemetry.timed("wait"):
             for peer in range(self.size):
                 self._counters.wait(peer, self._meetings)
-        return [list(struct.unpack_from(form, self._rows, base + peer * ROW * 8)) for peer in range(self.size)]
+        return [
+            list(struct.unpack_from(form, self._rows, base + peer * ROW * 8)) for peer in range(self.size)
+        ]
 
     def barrier(self) -> None:
         self.exchange([])

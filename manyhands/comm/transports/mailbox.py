@@ -52,7 +52,9 @@ class MailboxTransport:
     def __init__(self, host: Host) -> None:
         self.rank = host.index
         self.size = size = host.size
-        slots = host.allocate(size * size * SLOTS * SLOT_BYTES, torch.uint8).view(size, size, SLOTS, SLOT_BYTES)
+        slots = host.allocate(size * size * SLOTS * SLOT_BYTES, torch.uint8).view(
+            size, size, SLOTS, SLOT_BYTES
+        )
         # Per ordered pair: how many slots were filled, how many emptied. Then one doorbell per worker.
         self._counters = host.counters(2 * size * size + size)
         self._bells = 2 * size * size
@@ -93,7 +95,7 @@ class MailboxTransport:
                 self._counters.sleep(bell, seen)
 
     def _move_all(self, channels: Iterable[_Channel]) -> bool:
-        return any([self._move(channel) for channel in channels])
+        return sum(self._move(channel) for channel in channels) > 0
 
     def _move(self, channel: _Channel) -> bool:
         """Fill or empty as many slots as possible; whether there were any."""

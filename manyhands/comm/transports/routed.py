@@ -8,7 +8,9 @@ from manyhands.comm.transports.transport import Handle, Transport
 class RoutedTransport:
     """Ranks are those of the world; `near` counts the workers of this host, in the order of `local_ranks`."""
 
-    def __init__(self, rank: int, size: int, local_ranks: tuple[int, ...], near: Transport, far: Transport | None) -> None:
+    def __init__(
+        self, rank: int, size: int, local_ranks: tuple[int, ...], near: Transport, far: Transport | None
+    ) -> None:
         self.rank = rank
         self.size = size
         self._local = {peer: index for index, peer in enumerate(local_ranks)}

@@ -1,0 +1,110 @@
+"""A session as a checkpoint: everything that the next step depends on."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from manyhands import checkpoint, strategies, telemetry
+from manyhands.cluster.world import World
+from manyhands.errors import CheckpointError
+from manyhands.replica.state import collect, distribute
+
+if TYPE_CHECKING:
+    from manyhands.sessions import Session
+
+
+def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
+    """Collect the state from all workers; worker 0 writes, the others wait until it is safe on disk."""
+    world = session.world
+    if session.replica.needs_closure and world.rank == 0:
+        name = type(session.optimizer).__name__
+        warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
+    tensors, states = collect(session.replica, world)
+    random = world.gather(torch.get_rng_state().numpy().tobytes())
+    if world.rank == 0:
+        record = {
+            "steps": session.steps,
+            "epoch": session.epoch,
+            "position": session.position,
+            "samples": session.samples,
+            "seed": session.seed,
+            "workers": world.size,
+            "strategy": strategies.describe(session.strategy),
+            "optimizer": states,
+            "optimizer_class": type(session.optimizer).__name__,
+            "groups": [_plain(group) for group in session.optimizer.param_groups],
+            "scheduler": _plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
+            "random": [state.hex() for state in random],
+            "extra": extra,
+        }
+        checkpoint.save(directory, step=session.steps, tensors=tensors, record=record)
+    world.exchange([])
+    telemetry.event("checkpoint", step=session.steps)
+    return directory
+
+
+def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
+    """Become what was saved, on however many workers there are now."""
+    tensors, record = _load(session.world, directory)
+    if record is None:
+        return None
+    if record["optimizer_class"] != type(session.optimizer).__name__:
+        raise CheckpointError(
+            f"the checkpoint in {directory} was made with {record['optimizer_class']} and this session has "
+            f"{type(session.optimizer).__name__}; use the same optimizer"
+        )
+    distribute(session.replica, session.comm, session.world, tensors, record["optimizer"])
+    session.steps = session.replica.steps = record["steps"]
+    session.epoch, session.position = record["epoch"], record["position"]
+    session.samples, session.seed = record["samples"], record["seed"]
+    for group, saved in zip(session.optimizer.param_groups, record["groups"], strict=True):
+        group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
+    if session.scheduler is not None and record["scheduler"] is not None:
+        session.scheduler.load_state_dict(record["scheduler"])
+    if record["workers"] == session.world.size:
+        state = bytes.fromhex(record["random"][session.world.rank])
+        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return dict(record["extra"])
+
+
+def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """Worker 0 reads and the others are told: there need not be a common disk."""
+    tensors: dict[str, Tensor] = {}
+    record: dict[str, Any] | None = None
+    problem = ""
+    if world.rank == 0 and directory.exists() and any(directory.iterdir()):
+        try:
+            tensors, record = checkpoint.load(directory)
+        except CheckpointError as error:
+            problem = str(error)
+    told = world.gather(json.dumps([problem, record]).encode() if world.rank == 0 else b"")[0]
+    problem, record = json.loads(told)
+    if problem:
+        raise CheckpointError(problem)
+    return tensors, record
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an optimizer or a scheduler as JSON can hold them."""
+    plain: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key == "params":
+            continue
+        if isinstance(value, Tensor):
+            value = value.item()
+        plain[key] = list(value) if isinstance(value, tuple) else value
+    return plain
+
+
+def _like(value: Any, example: Any) -> Any:
+    """What JSON made of a setting, back in the type that the optimizer has."""
+    if isinstance(example, tuple):
+        return tuple(value)
+    if isinstance(example, Tensor):
+        return torch.full_like(example, value)
+    return value

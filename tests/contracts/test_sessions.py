@@ -1,0 +1,310 @@
+"""What a session promises whatever the strategy: data, evaluation, buffers, saving and resuming."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from manyhands.cluster.world import World
+from manyhands.errors import CheckpointError, UsageError
+from manyhands.sessions import Session, accuracy
+from tests.contracts.test_strategies import (
+    OPTIMIZERS,
+    SYNCHRONOUS,
+    TOGETHER,
+    assert_close,
+    assert_same_bits,
+    loss,
+    make_net,
+    two_groups,
+)
+from tests.crew import in_threads
+
+
+class Numbered(Dataset[tuple[Tensor, Tensor]]):
+    """Samples that say which one they are."""
+
+    def __init__(self, length: int) -> None:
+        generator = torch.Generator().manual_seed(length)
+        self.inputs = torch.randn(length, 1, 4, 4, generator=generator, dtype=torch.float64)
+        self.inputs[:, 0, 0, 0] = torch.arange(length, dtype=torch.float64) / 1000
+        self.targets = torch.randint(0, 4, (length,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+def numbers(batch: tuple[Tensor, Tensor]) -> list[int]:
+    return [round(value * 1000) for value in batch[0][:, 0, 0, 0].tolist()]
+
+
+def make_session(world: World, strategy: str = "all-reduce", optimizer: str = "momentum", **more: Any) -> Session:
+    net = make_net()
+    return Session(net, two_groups(OPTIMIZERS[optimizer], net), loss, world=world, strategy=strategy, **more)
+
+
+@pytest.mark.parametrize("length", [48, 49, 50, 53, 7, 3, 1])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_every_sample_is_used_exactly_once_per_epoch(workers: int, length: int) -> None:
+    def work(world: World) -> list[list[int]]:
+        with make_session(world) as session:
+            epochs = []
+            for _ in range(2):
+                seen = []
+                for batch in session.batches(Numbered(length), batch_size=4):
+                    seen += numbers(batch)
+                    session.step(batch)
+                epochs.append(seen)
+            assert session.samples == 2 * length
+            return epochs
+
+    results = in_threads(workers, work)
+    orders = []
+    for epoch in range(2):
+        order = [number for result in results for number in result[epoch]]
+        assert sorted(order) == list(range(length))
+        orders.append(order)
+    assert length < 5 or orders[0] != orders[1], "each epoch has its own order"
+
+
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_the_number_of_workers_does_not_change_the_result(strategy: str) -> None:
+    def train(workers: int, batch_size: int, strategy: str) -> list[Tensor]:
+        def work(world: World) -> list[Tensor]:
+            session = make_session(world, strategy)
+            for _ in range(2):
+                for batch in session.batches(Numbered(47), batch_size=batch_size):
+                    session.step(batch)
+            session.close()
+            return [param.detach().clone() for param in session.model.parameters()]
+
+        return in_threads(workers, work)[0]
+
+    want = make_net()
+    for param, value in zip(want.parameters(), train(1, 12, "single"), strict=True):
+        param.data = value
+    assert_close(train(2, 6, strategy), want)
+    assert_close(train(3, 4, strategy), want)
+
+
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_workers_with_different_numbers_of_batches(strategy: str) -> None:
+    """Iterables of one's own, uneven; whoever is out of data still serves the others, with their learning rate."""
+    data = Numbered(60)
+    shares = [[data[i : i + 4] for i in range(start, stop, 4)] for start, stop in ((0, 8), (8, 32), (32, 60))]
+
+    def work(world: World) -> tuple[int, list[Tensor]]:
+        session = make_session(world, strategy)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(session.optimizer, 0.5)
+        for batch in session.batches(shares[world.rank]):
+            session.step(batch)
+            schedule.step()
+        session.close()
+        return session.steps, [param.detach().clone() for param in session.model.parameters()]
+
+    results = in_threads(3, work)
+    assert [steps for steps, _ in results] == [7, 7, 7]
+    assert_same_bits([params for _, params in results])
+
+    want = make_net()
+    optimizer = two_groups(OPTIMIZERS["momentum"], want)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for number in range(7):
+        batches = [share[number] for share in shares if number < len(share)]
+        optimizer.zero_grad()
+        for batch in batches:
+            (loss(want, batch) / len(batches)).backward()
+        optimizer.step()
+        schedule.step()
+    assert_close(results[0][1], want)
+
+
+def test_a_raw_loop_of_uneven_length_does_not_hang() -> None:
+    def work(world: World) -> int:
+        session = make_session(world)
+        for number in range(1 + 2 * world.rank):
+            session.step(Numbered(20)[number * 2 : number * 2 + 2])
+        session.evaluate(Numbered(11))
+        session.close()
+        return session.steps
+
+    assert in_threads(3, work) == [5, 5, 5]
+
+
+def test_different_learning_rates_are_refused() -> None:
+    def work(world: World) -> None:
+        session = make_session(world)
+        session.optimizer.param_groups[0]["lr"] = 0.1 + world.rank
+        session.step(Numbered(4)[0:4])
+
+    with pytest.raises(UsageError, match=r"0\.1 on worker 0, 1\.1 on worker 1"):
+        in_threads(2, work)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_evaluation_is_the_mean_over_all_samples(workers: int) -> None:
+    data = Numbered(31)
+
+    def work(world: World) -> dict[str, float]:
+        with make_session(world) as session:
+            return session.evaluate(data, batch_size=4, measures={"accuracy": accuracy})
+
+    net = make_net()
+    batch = (data.inputs, data.targets)
+    for result in in_threads(workers, work):
+        assert result["loss"] == pytest.approx(loss(net, batch).item(), rel=1e-12)
+        assert result["accuracy"] == pytest.approx(accuracy(net, batch).item())
+
+
+def test_buffers_become_the_mean_at_a_pause() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(8, 5), torch.randn(8, 5) + 3]
+
+    def work(world: World) -> dict[str, Tensor]:
+        net = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        session = Session(net, optimizer, lambda model, batch: model(batch).square().mean(), world=world)
+        session.step(inputs[world.rank])
+        session.evaluate(torch.zeros(4, 5))
+        values = {name: value.clone() for name, value in net.state_dict().items()}
+        session.close()
+        return values
+
+    one, two = in_threads(2, work)
+    assert_same_bits([list(one.values()), list(two.values())])
+    want = 0.1 * (inputs[0].mean(0) + inputs[1].mean(0)) / 2
+    assert torch.allclose(one["0.running_mean"], want, atol=1e-6)
+    assert int(one["0.num_batches_tracked"]) == 1
+
+
+def train_and_stop(world: World, strategy: str, optimizer: str, directory: Path, stops: list[int]) -> list[Tensor]:
+    """Train 2 epochs in as many sessions as `stops` says, each resumed from the checkpoint of the one before."""
+    session = make_session(world, strategy, optimizer, clip_norm=0.3)
+    for stop in stops:
+        while session.epoch < 2 and session.steps < stop:
+            batches = session.batches(Numbered(47), batch_size=4)
+            for batch in batches:
+                session.step(batch)
+                if session.steps == stop:
+                    session.save(directory, extra={"note": "half-way"})
+                    break
+            batches.close()
+        if stop != stops[-1]:
+            session.close()
+            session = make_session(world, strategy, optimizer, clip_norm=0.3)
+            assert session.resume(directory) == {"note": "half-way"}
+            assert session.steps == stop
+    session.close()
+    return [param.detach().clone() for param in session.model.parameters()]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
+@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+def test_resume_equals_no_interruption_bit_for_bit(strategy: str, optimizer: str, tmp_path: Path) -> None:
+    workers = 1 if strategy == "single" else 3
+
+    def run(name: str, stops: list[int]) -> list[list[Tensor]]:
+        return in_threads(
+            workers,
+            lambda world: train_and_stop(world, strategy, optimizer, tmp_path / name, stops),
+        )
+
+    last = 2 * -(-47 // (4 * workers))
+    whole = run("whole", [last])
+    parts = run("parts", [2, last // 2 + 1, last])
+    assert_same_bits([whole[0], parts[0]])
+    assert_same_bits(parts)
+
+
+def test_resume_on_another_number_of_workers(tmp_path: Path) -> None:
+    """4 × 3 samples per step become 2 × 6: the same samples, the same steps."""
+
+    def train(world: World, batch: int, until: int, resume: bool) -> list[Tensor]:
+        session = make_session(world, optimizer="adam")
+        if resume:
+            session.resume(tmp_path)
+        batches = session.batches(Numbered(48), batch_size=batch)
+        for item in batches:
+            session.step(item)
+            if session.steps == until:
+                session.save(tmp_path)
+                break
+        batches.close()
+        session.close()
+        return [param.detach().clone() for param in session.model.parameters()]
+
+    in_threads(4, functools.partial(train, batch=3, until=2, resume=False))
+    resumed = in_threads(2, functools.partial(train, batch=6, until=4, resume=True))
+    want = make_net()
+    for param, value in zip(
+        want.parameters(), in_threads(4, functools.partial(train, batch=3, until=4, resume=False))[0], strict=True
+    ):
+        param.data = value
+    assert_close(resumed[0], want)
+
+
+def test_resume_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    (nothing,) = in_threads(1, lambda world: make_session(world).resume(tmp_path / "empty"))
+    assert nothing is None
+
+
+def test_resume_with_another_optimizer_or_model_is_refused(tmp_path: Path) -> None:
+    in_threads(1, lambda world: make_session(world).save(tmp_path))
+    with pytest.raises(CheckpointError, match="SGD"):
+        in_threads(1, lambda world: make_session(world, optimizer="adam").resume(tmp_path))
+
+    def other(world: World) -> None:
+        net = nn.Linear(3, 2)
+        Session(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world).resume(tmp_path)
+
+    with pytest.raises(CheckpointError, match="another model"):
+        in_threads(1, other)
+
+
+def test_misuse_gets_a_sentence() -> None:
+    def parameters_of_another_model(world: World) -> None:
+        optimizer = torch.optim.SGD(make_net().parameters(), lr=0.1)
+        Session(make_net(), optimizer, loss, world=world)
+
+    with pytest.raises(UsageError, match=r"make the optimizer from model\.parameters\(\)"):
+        in_threads(1, parameters_of_another_model)
+
+    def two_types(world: World) -> None:
+        net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+        Session(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world)
+
+    with pytest.raises(UsageError, match="2 kinds"):
+        in_threads(1, two_types)
+
+    def closed(world: World) -> None:
+        session = make_session(world)
+        session.close()
+        session.step(Numbered(4)[0:4])
+
+    with pytest.raises(UsageError, match="closed"):
+        in_threads(1, closed)
+
+    with pytest.raises(UsageError, match="batch_size"):
+        in_threads(1, lambda world: next(iter(make_session(world).batches(Numbered(4)))))
+    with pytest.raises(UsageError, match="runs on 1 worker, not 2"):
+        in_threads(2, lambda world: make_session(world, "single"))
+
+
+def test_the_model_stands_by_itself_after_close() -> None:
+    def work(world: World) -> nn.Module:
+        session = make_session(world)
+        session.step(Numbered(8)[0:8])
+        session.close()
+        return session.model
+
+    for model in in_threads(2, work):
+        value = loss(model, Numbered(8)[0:8])
+        value.backward()
+        assert all(param.grad is not None for param in model.parameters())
