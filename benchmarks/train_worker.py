@@ -1,0 +1,111 @@
+"""One process of a contender in training: how each of them does a step, and one loop that times all alike."""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import leave_result
+from jobs import JOBS, build, loss, make_batches
+from torch import nn
+from torch.optim import Optimizer
+
+Step = Callable[[Any], float]
+
+
+def ours(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
+    import manyhands as mh
+
+    session = mh.session(model, optimizer, loss)
+    return session.world.rank, session.step
+
+
+def ddp(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return dist.get_rank(), _loop(replica, optimizer)
+
+
+def plain(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
+    return int(os.environ["RANK"]), _loop(model, optimizer)
+
+
+def _loop(model: nn.Module, optimizer: Optimizer) -> Step:
+    """The step that PyTorch's tutorials teach."""
+
+    def step(batch: Any) -> float:
+        optimizer.zero_grad()
+        value = loss(model, batch)
+        value.backward()
+        optimizer.step()
+        return value.item()
+
+    return step
+
+
+CONTENDERS = {"ours": ours, "ddp": ddp, "plain": plain}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--job", choices=JOBS, required=True)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--warm-up", type=int, default=0)
+    parser.add_argument("--keep-memory", action="store_true")
+    options = parser.parse_args()
+    if options.keep_memory:
+        from manyhands.cluster.heap import keep_freed_memory
+
+        keep_freed_memory()
+    job = JOBS[options.job]
+    model, optimizer = build(job)
+    rank, step = CONTENDERS[options.contender](model, optimizer)
+    batches = make_batches(job, options.batch, rank)
+    ends: list[float] = []
+    losses: list[float] = []
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            losses.append(step(batches[len(losses) % len(batches)]))
+            ends.append(time.monotonic())  # the same clock in all processes
+
+    run(options.warm_up)
+    if options.contender == "plain":
+        _meet(options.folder, rank)
+    start = time.monotonic()
+    run(options.steps)
+    timed = [start, *ends[options.warm_up :]]
+    leave_result(
+        options.folder,
+        rank,
+        {
+            "batch": options.batch,
+            "step_s": [end - begin for begin, end in zip(timed, timed[1:], strict=False)],
+            "losses": losses,
+            "started_at": start,
+            "first_step_at": ends[0],
+            "ended_at": ends[-1],
+        },
+    )
+    if options.contender == "ddp":
+        # Taking DDP's Gloo group down can wait for ever: it joins a thread that needs the interpreter's lock.
+        os._exit(0)
+
+
+def _meet(folder: Path, rank: int) -> None:
+    """Processes that do not communicate time their steps at the same time all the same."""
+    (folder / f"ready-{rank}").touch()
+    while len(list(folder.glob("ready-*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main()
