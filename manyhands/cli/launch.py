@@ -12,11 +12,11 @@ from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 examples:
   manyhands launch script.py                          2 workers
   manyhands launch --workers 4 script.py --lr 0.1     what follows the script is the script's own
-  manyhands launch --strategy all-reduce:topology=tree --workers 4 script.py
+  manyhands launch --strategy {strategies.DEFAULT}:topology=tree --workers 4 script.py
   manyhands launch --out runs/mine script.py          events, checkpoints and summary go there
 
 the script keeps its loop; only the step changes:

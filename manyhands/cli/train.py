@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from manyhands import plan as plans
+from manyhands import strategies
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import check_workers, forget_records, make_directory, new_run, run_workers
 from manyhands.cluster.launchers import local
@@ -19,12 +20,12 @@ from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 from manyhands.plan import Plan
 
-EXAMPLES = """\
+EXAMPLES = f"""\
 examples:
   manyhands train                                        the default job: cnn on digits, 2 workers
   manyhands train --model resnet20 --data cifar10 --fetch --epochs 20 --workers 4
   manyhands train --model mlp:hidden=512-512 --optimizer adamw:lr=0.001
-  manyhands train --strategy all-reduce:topology=ring --workers 4
+  manyhands train --strategy {strategies.DEFAULT}:topology=ring --workers 4
   manyhands train job.toml --epochs 3                    flags override the file
   manyhands train --out runs/a --resume                  go on where that run stopped
   torchrun --nproc-per-node 2 --no-python manyhands train    joins the world of torchrun, mpirun or Slurm
@@ -35,7 +36,7 @@ a spec file has the same words:
   [data]
   name = "cifar10"
   [strategy]
-  name = "all-reduce"
+  name = "{strategies.DEFAULT}"
   [cluster]
   workers = 4
   [train]
