@@ -38,8 +38,11 @@ def samples() -> Iterator[Report]:
 def _bars(*figures: ProgressColumn, visible: bool) -> Iterator[Report]:
     # On standard error: standard output may be a pipe that wants the result and nothing else.
     columns = (TextColumn("{task.description}"), BarColumn(), *figures)
+    console = Console(stderr=True)
     tasks: dict[str, Any] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not visible) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not (visible and console.is_terminal)
+    ) as bar:
 
         def report(what: str, done: int, total: int | None) -> None:
             if what not in tasks:

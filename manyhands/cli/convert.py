@@ -37,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
     out: Path = options.out
     if out.exists():
         raise UsageError(f"{out} exists already; remove it, or choose another name")
+    if not out.parent.is_dir():
+        raise UsageError(f"cannot write {out}: there is no folder {out.parent}; make it, or choose another")
     from manyhands import data
 
     found = data.load(options.data, size=options.size)

@@ -13,7 +13,8 @@ def add_to(verbs: Any) -> None:
         epilog="examples:\n  manyhands list strategies\n  manyhands list models\n  manyhands list data",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=["strategies", "models", "data"])
+    kinds = ["strategies", "models", "data"]
+    parser.add_argument("what", choices=kinds, metavar="|".join(kinds), help="what to list")
     parser.set_defaults(run=run)
 
 
