@@ -25,6 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyhands.comm.transports.c10d import C10dTransport
+from manyhands.comm.transports.host import Host
+from manyhands.comm.transports.mailbox import MailboxTransport
 from manyhands.comm.transports.transport import Transport
 
 TIMEOUT_S = 60
@@ -178,10 +180,21 @@ def run_gloo(size: int, function: Callable[..., Any], *arguments: Any) -> list[A
     return run_processes(join_gloo, size, function, *arguments)
 
 
+def join_mailbox(rank: int, size: int, folder: Path) -> MailboxTransport:
+    # A plain file serves as the common memory here: these processes have no parent that could hand one down.
+    fd = os.open(folder / "arena", os.O_RDWR | os.O_CREAT, 0o600)
+    return MailboxTransport(Host(fd, range(size), rank))
+
+
+def run_mailbox(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    return run_processes(join_mailbox, size, function, *arguments)
+
+
 THREADS = World("threads", run_threads, processes=False)
 GLOO = World("gloo", run_gloo, processes=True)
+MAILBOX = World("mailbox", run_mailbox, processes=True)
 
-WORLDS = [THREADS, GLOO]
+WORLDS = [THREADS, GLOO, MAILBOX]
 """Every transport, for the contract tests."""
 
 

@@ -27,11 +27,11 @@ class Arena:
         self._maps: list[mmap.mmap] = []
 
     def map(self, length: int) -> mmap.mmap:
-        """The next region, zero-filled. Growing to the same size twice is harmless, so no one needs to lead."""
+        """The next region, zero-filled; no one needs to lead."""
         length = -(-length // PAGE) * PAGE
         end = self._used + length
-        if os.fstat(self.fd).st_size < end:
-            os.ftruncate(self.fd, end)
+        # Unlike ftruncate this can only grow: a slower worker must not cut off what a faster one has added.
+        os.posix_fallocate(self.fd, end - 1, 1)
         region = mmap.mmap(self.fd, length, offset=self._used)
         self._used = end
         self._maps.append(region)

@@ -1,0 +1,87 @@
+"""What every comm must keep: sums, means, copies and flags, the same bits on all replicas."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from manyhands.cluster.world import World
+from manyhands.comm.collectives import TOPOLOGIES
+from manyhands.comm.comm import Comm
+from manyhands.comm.shared import CHUNK_BYTES, DIRECT_BYTES
+from tests.crew import in_threads
+
+COMMS: dict[str, Callable[[World], Comm]] = {
+    "shared": lambda world: world.comm,
+    **{name: lambda world, name=name: world.scheduled(name) for name in TOPOLOGIES},  # type: ignore[misc]
+}
+CHUNK = CHUNK_BYTES // 4
+LENGTHS = [0, 1, 3, DIRECT_BYTES // 4, DIRECT_BYTES // 4 + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", COMMS)
+def test_sums_of_every_length_again_and_again(kind: str, workers: int) -> None:
+    def work(world: World) -> list[Tensor]:
+        comm = COMMS[kind](world)
+        results = []
+        for length in LENGTHS:
+            vector = torch.arange(length, dtype=torch.float32) % 1000 + world.rank
+            comm.sum_(vector)
+            results.append(vector)
+        return results
+
+    for results in in_threads(workers, work):
+        for length, got in zip(LENGTHS, results, strict=True):
+            want = (torch.arange(length, dtype=torch.float32) % 1000) * workers + sum(range(workers))
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("kind", COMMS)
+def test_replicas_end_bit_identical(kind: str, workers: int) -> None:
+    def work(world: World) -> Tensor:
+        vector = torch.randn(CHUNK + 13, generator=torch.Generator().manual_seed(world.rank))
+        COMMS[kind](world).mean_(vector)
+        return vector
+
+    first, *others = in_threads(workers, work)
+    assert all(torch.equal(first, other) for other in others)
+    parts = [torch.randn(CHUNK + 13, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
+    assert torch.allclose(first, sum(parts) / workers, atol=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.uint8, torch.bool])
+@pytest.mark.parametrize("kind", COMMS)
+def test_copies_are_exact_for_every_type(kind: str, dtype: torch.dtype) -> None:
+    values = torch.tensor([0.0, -0.0, 1.5, 7.0, float("nan"), float("inf"), 0.1]).to(dtype)
+
+    def work(world: World) -> bytes:
+        vector = values.clone() if world.rank == 0 else torch.ones_like(values)
+        COMMS[kind](world).copy_(vector)
+        return vector.view(torch.uint8).numpy().tobytes()
+
+    assert set(in_threads(3, work)) == {values.view(torch.uint8).numpy().tobytes()}
+
+
+@pytest.mark.parametrize("kind", COMMS)
+def test_flags_and_numbers(kind: str) -> None:
+    def work(world: World) -> tuple[list[int], float]:
+        comm = COMMS[kind](world)
+        flags = torch.zeros(4, dtype=torch.uint8)
+        flags[world.rank] = 1
+        return comm.any_(flags).tolist(), comm.sum_of(0.5 + world.rank)
+
+    assert in_threads(3, work) == [([1, 1, 1, 0], 4.5)] * 3
+
+
+def test_exchange_and_gather_of_the_world() -> None:
+    def work(world: World) -> tuple[list[list[float]], list[bytes]]:
+        for _ in range(100):
+            rows = world.exchange([float(world.rank), 0.1])
+        return rows, world.gather(bytes([world.rank]) * world.rank * 1000)
+
+    rows, payloads = in_threads(3, work)[1]
+    assert rows == [[0.0, 0.1], [1.0, 0.1], [2.0, 0.1]]
+    assert payloads == [b"", bytes([1]) * 1000, bytes([2]) * 2000]
