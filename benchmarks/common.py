@@ -35,9 +35,13 @@ T = TypeVar("T")
 def arguments(description: str, *, rounds: int = 5) -> argparse.ArgumentParser:
     """The options that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each contender (default {rounds})")
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"turns of each contender (default {rounds})"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write all raw numbers there")
-    parser.add_argument("--quick", action="store_true", help="only show that it runs; the numbers mean nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="only show that it runs; the numbers mean nothing"
+    )
     end_on_sigterm()
     return parser
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def main() -> None:
         rank,
         {
             "batch": options.batch,
-            "step_s": [end - begin for begin, end in zip(timed, timed[1:], strict=False)],
+            "step_s": [end - begin for begin, end in pairwise(timed)],
             "losses": losses,
             "started_at": start,
             "first_step_at": ends[0],

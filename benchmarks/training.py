@@ -10,7 +10,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from common import RATIO_HEADER, Ratio, arguments, interleave, loopback, ratio, run_each, run_ours, table, write
+from common import (
+    RATIO_HEADER,
+    Ratio,
+    arguments,
+    interleave,
+    loopback,
+    ratio,
+    run_each,
+    run_ours,
+    table,
+    write,
+)
 from jobs import JOBS, Job
 
 from manyhands.cluster import cores
@@ -52,7 +63,7 @@ def samples_per_second(workers: list[dict[str, Any]]) -> float:
     losses = [value for worker in workers for value in worker["losses"]]
     if not losses or not all(map(math.isfinite, losses)):
         raise SystemExit(f"a loss is not a finite number: {losses}")
-    return sum(worker["batch"] / statistics.median(worker["step_s"]) for worker in workers)
+    return sum(float(worker["batch"]) / statistics.median(worker["step_s"]) for worker in workers)
 
 
 def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
@@ -68,7 +79,9 @@ def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
 def main() -> None:
     parser = arguments("Samples per second of ours, DDP and plain PyTorch, taking turns.")
     wanted = [name for name, job in JOBS.items() if job.targets]
-    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=wanted, metavar="JOB", help=", ".join(JOBS))
+    parser.add_argument(
+        "--jobs", nargs="+", choices=JOBS, default=wanted, metavar="JOB", help=", ".join(JOBS)
+    )
     parser.add_argument(
         "--contenders", nargs="+", choices=TITLES, default=list(TITLES), metavar="C", help=", ".join(TITLES)
     )

@@ -198,7 +198,8 @@ class Session:
 
         Either a data set (anything with a length and items) and the batch size per worker, or an iterable of batches
         that are already this worker's own. Workers may have different numbers of batches: whoever is out of data
-        takes part in the others' steps until all are.
+        takes part in the others' steps until all are. A loop left early has not finished the epoch: the next call
+        goes on with the samples that are left.
         """
         if batch_size is None:
             if hasattr(data, "__getitem__") and not isinstance(data, (list, tuple)):
@@ -208,17 +209,14 @@ class Session:
             source = self._shares(data, batch_size, shuffle)
         ahead = prefetch(source)
         self._clock.start()
-        finished = False
         try:
             yield from ahead
-            finished = True
-        finally:
-            ahead.close()
-            if finished:
-                self._gather_everyone()
-            self._clock.stop()
+            self._gather_everyone()
             self.epoch += 1
             self.position = 0
+        finally:
+            ahead.close()
+            self._clock.stop()
 
     def _shares(self, data: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
         if batch_size < 1:

@@ -54,7 +54,9 @@ def convert(value: str, hint: Any, where: str) -> Any:
         try:
             return hint(value)
         except ValueError:
-            raise UsageError(f"{where}={value}: expected {'a whole' if hint is int else 'a'} number") from None
+            raise UsageError(
+                f"{where}={value}: expected {'a whole' if hint is int else 'a'} number"
+            ) from None
     return value
 
 
@@ -68,7 +70,9 @@ def number_or_flag(value: str, where: str) -> Any:
     return convert(value, bool, where)
 
 
-def settings_of(factory: Callable[..., Any], settings: Mapping[str, str], kind: str, name: str) -> dict[str, Any]:
+def settings_of(
+    factory: Callable[..., Any], settings: Mapping[str, str], kind: str, name: str
+) -> dict[str, Any]:
     """Check and convert the settings for a dataclass or function; unknown ones list the known ones."""
     hints = {key: hint for key, hint in get_type_hints(factory).items() if key != "return"}
     if dataclasses.is_dataclass(factory):

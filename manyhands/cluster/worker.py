@@ -74,6 +74,7 @@ def _die_with_the_launcher() -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.last_value = SystemExit(local.EXIT_TERMINATED)  # not a good end: do not wait for the others at exit
     for action in before_termination:
         try:
             action()
