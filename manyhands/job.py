@@ -131,10 +131,7 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
         session.step(*waiting)
         waiting.clear()
         if session.steps >= total and session.position < len(train):
-            # A longer plan that goes on from here must find its place in the epoch.
-            place = session.epoch, session.position
             batches.close()
-            session.epoch, session.position = place
             break
 
 

@@ -1,6 +1,7 @@
 """What a training script holds: the user keeps the loop, the session owns the step."""
 
 import atexit
+import contextlib
 import os
 import struct
 import sys
@@ -24,7 +25,7 @@ from manyhands.cluster.world import World, join
 from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
 from manyhands.data.loading import gather, prefetch
-from manyhands.errors import UsageError
+from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.replica import Loss, Replica, Share
 from manyhands.replica.state import spread
 from manyhands.replica.updates import hyper_parameters, needs_closure, set_hyper_parameters
@@ -407,8 +408,10 @@ def _leave() -> None:
     """At exit: wait for the others, unless this process ends because of an error."""
     global _current
     if getattr(sys, "last_value", None) is None:
-        for open_session in list(_sessions):
-            open_session.close()
+        # Whoever died meanwhile says why, and whoever told us to end knows it: there is nothing to add.
+        with contextlib.suppress(PeerLost, SystemExit):
+            for open_session in list(_sessions):
+                open_session.close()
     if _current is not None:
         _current.close()
         _current = None

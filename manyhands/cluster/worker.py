@@ -48,6 +48,10 @@ def main() -> None:
         )
         _say_last_words()
         print(f"error: {error}", file=sys.stderr, flush=True)
+    except SystemExit as end:
+        if end.code not in (None, 0):  # told to end, or of its own accord: neither waits for the others
+            sys.last_value = end
+        raise
     except (Exception, KeyboardInterrupt) as error:
         code = local.EXIT_CRASHED
         sys.last_value = error
