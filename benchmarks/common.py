@@ -1,4 +1,4 @@
-"""What every benchmark needs: contenders that take turns, ratios with their spread, tables, records, processes."""
+"""What every benchmark needs: contenders that take turns, ratios with their spread, tables and records."""
 
 import argparse
 import contextlib
@@ -6,25 +6,14 @@ import json
 import os
 import platform
 import signal
-import socket
 import statistics
-import subprocess
 import sys
-import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
-
-from manyhands.cluster import supervisor
-from manyhands.cluster.cores import Layout
-
-HERE = Path(__file__).resolve().parent
-SCRIPTS = Path(sysconfig.get_path("scripts"))
-TIMEOUT_S = 900.0
 
 T = TypeVar("T")
 
@@ -42,13 +31,9 @@ def arguments(description: str, *, rounds: int = 5) -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="only show that it runs; the numbers mean nothing"
     )
-    end_on_sigterm()
-    return parser
-
-
-def end_on_sigterm() -> None:
-    """Leave through every `finally`, so that no contender outlives its benchmark."""
+    # Leave through every `finally`, so that no contender outlives its benchmark.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    return parser
 
 
 def say(text: str) -> None:
@@ -128,19 +113,19 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     return "\n".join([title, shown[0], "-" * max(map(len, shown)), *shown[1:], ""])
 
 
-def write(out: Path | None, *, benchmark: str, settings: Mapping[str, Any], results: Any) -> None:
+def write(options: argparse.Namespace, *, benchmark: str, results: Any) -> None:
     """All numbers, with what is needed to judge them."""
-    if out is None:
+    if options.out is None:
         return
     record = {
         "benchmark": benchmark,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machine": _machine(),
-        "settings": settings,
+        "settings": {name: value for name, value in vars(options).items() if name != "out"},
         "results": results,
     }
-    out.write_text(json.dumps(record, indent=1) + "\n")
-    say(f"written: {out}")
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    say(f"written: {options.out}")
 
 
 def _machine() -> dict[str, Any]:
@@ -157,138 +142,3 @@ def _machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions,
     }
-
-
-# Processes: each worker of a contender writes RANK.json into a folder of its own run
-
-
-def run_ours(script: str, options: Sequence[str], layout: Layout) -> list[dict[str, Any]]:
-    """Run a script in workers of our own supervisor, and return what they wrote."""
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "events").mkdir()
-        lines: list[str] = []
-        outcome = supervisor.run(
-            [str(HERE / script), "--folder", name, *options],
-            workers=len(layout.cores),
-            layout=layout,
-            environ={},
-            run_dir=folder,
-            on_tick=lambda: None,
-            on_line=lambda rank, line: lines.append(line),
-        )
-        if not outcome.ok:
-            sys.exit("\n".join([*lines, *outcome.tail, outcome.message]))
-        return _written(folder)
-
-
-def run_each(
-    script: str, options: Sequence[str], layout: Layout, environ: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """Run a script in plain processes, with the ranks as variables and pinned as ours are."""
-    with TemporaryDirectory() as name:
-        size = len(layout.cores)
-        environ = {**environ, "OMP_NUM_THREADS": str(layout.threads), "WORLD_SIZE": str(size)}
-        command = [sys.executable, str(HERE / script), "--folder", name, *options]
-        with processes(Path(name)) as start:
-            for rank, cores in enumerate(layout.cores):
-                start(command, {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cores)
-        return _written(Path(name))
-
-
-def run_command(
-    command: Sequence[str],
-    script: str,
-    options: Sequence[str],
-    *,
-    environ: Mapping[str, str] | None = None,
-    watch: Callable[[int], None] | None = None,
-    every_s: float = 0.1,
-) -> list[dict[str, Any]]:
-    """Run a script through someone's launcher; `watch` is given the launcher's pid again and again."""
-    with TemporaryDirectory() as name:
-        filled = [part.format(folder=name) for part in command]
-        with processes(Path(name), watch, every_s) as start:
-            start([*filled, str(HERE / script), "--folder", name, *options], environ or {}, ())
-        return _written(Path(name))
-
-
-@contextlib.contextmanager
-def processes(
-    folder: Path, watch: Callable[[int], None] | None = None, every_s: float = 0.1
-) -> Iterator[Callable[[Sequence[str], Mapping[str, str], Sequence[int]], None]]:
-    """Gives a function that starts a process; leaving waits for all, and ends all when one fails."""
-    children: list[subprocess.Popen[bytes]] = []
-    log = folder / "log"
-
-    def start(command: Sequence[str], environ: Mapping[str, str], cores: Sequence[int]) -> None:
-        with log.open("ab") as output, _pinned(cores):
-            child = subprocess.Popen(
-                command,
-                env={**os.environ, **environ},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-            )
-        children.append(child)
-
-    try:
-        yield start
-        deadline = time.monotonic() + TIMEOUT_S
-        while any(child.poll() is None for child in children):
-            failed = any(child.returncode for child in children)
-            if failed or time.monotonic() > deadline:
-                break
-            if watch:
-                watch(children[0].pid)
-            time.sleep(every_s)
-        if any(child.returncode != 0 for child in children):
-            codes = [child.returncode for child in children]
-            tail = log.read_text(errors="replace")[-4000:]
-            sys.exit(f"{tail}\n{' '.join(children[0].args)}\nended with exit codes {codes}")  # type: ignore
-    finally:
-        for child in children:
-            _end(child)
-
-
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End a process with all it has started."""
-    if child.poll() is None:
-        child.terminate()  # launchers end their workers on this
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(5.0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
-@contextlib.contextmanager
-def _pinned(cores: Sequence[int]) -> Iterator[None]:
-    """What is started inside inherits these cores; none means all."""
-    before = os.sched_getaffinity(0)
-    try:
-        if cores:
-            os.sched_setaffinity(0, cores)
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _written(folder: Path) -> list[dict[str, Any]]:
-    """What the workers wrote, by rank."""
-    found = sorted(folder.glob("rank-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
-    return [json.loads(path.read_text()) for path in found]
-
-
-def leave_result(folder: Path, rank: int, result: Mapping[str, Any]) -> None:
-    """Called in a worker: what the benchmark reads."""
-    (folder / f"rank-{rank}.json").write_text(json.dumps(result))
-
-
-def loopback() -> dict[str, str]:
-    """Variables by which `torch.distributed` meets on this machine, at a port that was free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import leave_result
 from jobs import JOBS, build, loss, make_batches
+from processes import leave_result
 from torch import nn
 from torch.optim import Optimizer
 

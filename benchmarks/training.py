@@ -10,19 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from common import (
-    RATIO_HEADER,
-    Ratio,
-    arguments,
-    interleave,
-    loopback,
-    ratio,
-    run_each,
-    run_ours,
-    table,
-    write,
-)
+from common import RATIO_HEADER, Ratio, arguments, interleave, ratio, say, table, write
 from jobs import JOBS, Job
+from processes import loopback, run_each, run_ours
 
 from manyhands.cluster import cores
 
@@ -63,7 +53,7 @@ def samples_per_second(workers: list[dict[str, Any]]) -> float:
     losses = [value for worker in workers for value in worker["losses"]]
     if not losses or not all(map(math.isfinite, losses)):
         raise SystemExit(f"a loss is not a finite number: {losses}")
-    return sum(float(worker["batch"]) / statistics.median(worker["step_s"]) for worker in workers)
+    return float(sum(worker["batch"] / statistics.median(worker["step_s"]) for worker in workers))
 
 
 def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
@@ -93,6 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.steps, options.warm_up = 1, 2, 1
+    say(cores.text(cores.layout(2, 1)))
     results = {}
     for name in options.jobs:
         job = JOBS[name]
@@ -115,12 +106,7 @@ def main() -> None:
             "ratios": [line.record() for line in found],
             "turns": raw,
         }
-        write(
-            options.out,
-            benchmark="training",
-            settings={**vars(options), "out": str(options.out)},
-            results=results,
-        )
+        write(options, benchmark="training", results=results)
 
 
 if __name__ == "__main__":

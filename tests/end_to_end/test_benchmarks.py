@@ -1,0 +1,90 @@
+"""Each benchmark runs and writes what it found; how fast anything is, is not a matter for tests."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+OPTIONS = {
+    "training": ["--jobs", "small-mlp", "--contenders", "ours-alone", "plain-alone"],
+    "collectives": ["--processes", "2"],
+    "memory": ["--workers", "1"],
+    "startup": ["--workers", "1"],
+}
+HAS_MPICH = shutil.which("mpiexec", path=sysconfig.get_path("scripts")) is not None
+
+
+def run(name: str, out: Path) -> dict[str, Any]:
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--out", "out.json", *OPTIONS[name]]
+    environ = {**os.environ, "TMPDIR": str(out)}  # torchrun leaves files there
+    with subprocess.Popen(command, cwd=out, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            _, errors = process.communicate(timeout=100)
+        finally:
+            process.terminate()
+    assert process.returncode == 0, errors
+    record = json.loads((out / "out.json").read_text())
+    assert record["benchmark"] == name
+    assert record["machine"]["cores"] == len(os.sched_getaffinity(0))
+    results: dict[str, Any] = record["results"]
+    return results
+
+
+Results = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All of them at the same time: most of each is starting processes, and nothing here is about speed."""
+    names = [name for name in OPTIONS if name != "collectives" or HAS_MPICH]
+    with ThreadPoolExecutor(len(names)) as pool:
+        runs = {name: pool.submit(partial(run, name, tmp_path_factory.mktemp(name))) for name in names}
+    return lambda name: runs[name].result()
+
+
+def assert_ratios(ratios: list[dict[str, Any]], expected: list[str]) -> None:
+    assert [entry["name"] for entry in ratios] == expected
+    for entry in ratios:
+        assert 0 < entry["low"] == entry["value"] == entry["high"], "one round has no spread"
+
+
+def test_training(results: Results) -> None:
+    found = results("training")["small-mlp"]
+    assert_ratios(found["ratios"], ["ours, 1 worker ÷ plain PyTorch, 1 thread"])
+    ours, plain = found["turns"]["ours-alone"][0], found["turns"]["plain-alone"][0]
+    assert [len(worker["step_s"]) for worker in ours + plain] == [2, 2]
+    assert ours[0]["losses"] == pytest.approx(plain[0]["losses"], rel=1e-5), "not the same job"
+
+
+@pytest.mark.skipif(not HAS_MPICH, reason="there is no mpiexec beside Python: pip install mpich mpi4py")
+def test_collectives(results: Results) -> None:
+    found = results("collectives")["2"]
+    names = [f"{size}, ours ÷ {other}" for other in ("gloo", "mpich") for size in ("4kB", "1MB")]
+    assert_ratios(found["ratios"], names)
+    for name in ("ours", "gloo", "mpich"):
+        assert len(found["turns"][name][0]) == 2, f"{name} was not a world of 2"
+        assert all(seconds[0] > 0 for seconds in found["seconds"][name].values())
+
+
+def test_memory(results: Results) -> None:
+    found = results("memory")
+    assert all("ours ÷ DDP" in entry["name"] for entry in found["ratios"])
+    for turns in found["peaks"].values():
+        assert turns[0]["samples"] > 0
+        assert 50e6 < turns[0]["workers_bytes"] <= turns[0]["workers_life_bytes"] < 4e9
+
+
+def test_startup(results: Results) -> None:
+    found = results("startup")
+    assert_ratios(found["ratios"], ["manyhands launch ÷ torchrun, DDP"])
+    assert all(seconds[0] > 0 for seconds in found["seconds"].values())
