@@ -1,0 +1,66 @@
+"""Every example runs as its first lines say, if only for a few steps."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests.end_to_end.commands import clean_environment, manyhands, run
+from tests.pages import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def test_no_example_is_forgotten() -> None:
+    names = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    assert names == {"digits.py", "own_model.py", "cifar10.toml", "language_model.toml"}
+
+
+def test_the_script_runs_alone_saves_and_goes_on_with_two_workers(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "digits.py")
+    options = ["--batch", "128", "--checkpoints", "kept"]
+    done = run([sys.executable, script, "--epochs", "1", *options], tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.startswith("epoch 1 ")
+    done = manyhands(
+        "launch", "--workers", "2", "--out", "out", script, "--epochs", "2", *options, cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    assert "[worker 0] epoch 2 " in done.err
+    assert "[worker 0] epoch 1 " not in done.err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["workers"] == 2
+    assert summary["samples"] == 2 * 1437
+
+
+def test_own_model_and_data(tmp_path: Path) -> None:
+    names = ["--model", "own_model:build", "--data", "own_model:make", "--optimizer", "adam:lr=0.01"]
+    done = manyhands("train", *names, "--json", "--out", str(tmp_path), cwd=EXAMPLES)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["accuracy"] > 0.9
+
+
+def test_the_language_model_learns_from_our_own_page(tmp_path: Path) -> None:
+    spec = str(EXAMPLES / "language_model.toml")
+    done = manyhands("train", spec, "--steps", "12", "--json", "--out", str(tmp_path), cwd=ROOT)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["loss"] < np.log(256)
+
+
+def test_cifar10_in_its_official_form(tmp_path: Path) -> None:
+    """The published files with 64 made-up records each: a class and 3 × 32 × 32 bytes."""
+    folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        records = random.integers(0, 256, (64, 1 + 3 * 32 * 32), dtype=np.uint8)
+        records[:, 0] %= 10
+        records.tofile(folder / f"{name}.bin")
+    command = [str(Path(sys.executable).parent / "manyhands"), "train", str(EXAMPLES / "cifar10.toml")]
+    options = ["--workers", "2", "--steps", "2", "--json", "--out", "out"]
+    done = run([*command, *options], tmp_path, clean_environment(MANYHANDS_DATA=str(tmp_path / "data")))
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["steps"] == 2
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert plan["train"]["augment"]

@@ -1,0 +1,128 @@
+"""What the pages say is true: blocks run or parse, names are those of the tables, links lead somewhere."""
+
+import doctest
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manyhands import cli, spec, strategies
+from manyhands.cluster.launchers import slurm
+from manyhands.comm.collectives import TOPOLOGIES
+from manyhands.data import DATASETS
+from manyhands.models import MODELS
+from tests.pages import PAGES, README, ROOT, Block, blocks, rows
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+COMMANDS = [
+    (block, line) for block in BLOCKS if block.language == "sh" for line in block.text.splitlines() if line
+]
+
+# What need not run: drawings, and changes to files (the page on adding a strategy has a test of its own).
+SHOWN = {"text", "diff"}
+
+# `manyhands` after these is a worker of their world.
+LAUNCHERS = {"torchrun", "mpirun"}
+
+SCRIPT_TIMEOUT_S = 100
+
+
+def described(value: object) -> str:
+    return str(value).strip()
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=described)
+def test_every_block_is_of_a_known_kind(block: Block) -> None:
+    # Blocks of toml are read by test_spec_file.py.
+    assert block.language in {"python", "sh", "toml"} | SHOWN
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=described)
+def test_python_blocks_run(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(block.text)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    if block.page == README:
+        accuracy = float(done.stdout.rpartition("'accuracy': ")[2].strip(" }\n"))
+        assert accuracy > 0.9
+
+
+@pytest.mark.parametrize(("block", "line"), COMMANDS, ids=described)
+def test_commands_are_understood(block: Block, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(line, comments=True)
+    if words[0] == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(words[1:]) <= set(targets)
+        return
+    if words[0] == ".venv/bin/pre-commit":
+        assert (ROOT / ".pre-commit-config.yaml").exists()
+        return
+    if words[0] in LAUNCHERS:
+        words = words[words.index("manyhands") :]
+    assert words[0] == "manyhands", f"{block}: what kind of command is {line!r}?"
+    options = cli.build().parse_args(words[1:])
+    if options.verb == "list":
+        assert cli.main(words[1:]) == 0
+        assert capsys.readouterr().out
+    elif options.verb == "launch":
+        assert (ROOT / options.script).exists()
+        strategies.parse(options.strategy)
+    elif options.verb == "train":
+        assert options.spec is None or (ROOT / options.spec).exists()
+        assert options.strategy is None or strategies.parse(options.strategy)
+        assert options.model is None or spec.split(options.model)[0] in MODELS
+        assert options.data is None or spec.split(options.data)[0] in DATASETS
+
+
+def named(heading: str) -> set[str]:
+    """What the first column of a table in the README names."""
+    return {name for row in rows(README, heading) for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+OWN = "package.module:callable"
+
+
+def test_the_readme_names_every_strategy() -> None:
+    assert named("### Strategies") == set(strategies.STRATEGIES)
+    section = README.read_text().partition("### Strategies")[2].partition("### ")[0]
+    assert {f"`{name}`" for name in TOPOLOGIES} <= set(re.findall(r"`[^`]+`", section))
+
+
+def test_the_readme_names_every_model() -> None:
+    assert named("### Models") == {*MODELS, OWN}
+
+
+def test_the_readme_names_all_data() -> None:
+    assert {spec.split(text)[0] for text in named("### Data") - {OWN}} == set(DATASETS)
+    assert OWN in named("### Data")
+
+
+def test_the_readme_names_every_command() -> None:
+    known = next(action.choices for action in cli.build()._actions if action.dest == "verb")
+    assert known
+    assert named("## Commands") == {f"manyhands {verb}" for verb in known}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if not target.startswith("https://"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("module", [spec, slurm], ids=lambda module: module.__name__)
+def test_docstring_examples_run(module: object) -> None:
+    result = doctest.testmod(module)  # type: ignore[arg-type]
+    assert result.attempted
+    assert not result.failed

@@ -1,0 +1,78 @@
+"""The page on the spec file has every word with its default, and every spec on a page is a good plan."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from manyhands import job, models, spec
+from manyhands import plan as plans
+from manyhands.data import DATASETS
+from manyhands.plan import Cluster, Plan, Train
+from tests.pages import DOCS, PAGES, ROOT, Block, blocks, rows
+
+PAGE = DOCS / "spec-file.md"
+SPECS = [block for page in PAGES for block in blocks(page) if block.language == "toml"]
+FILES = sorted((ROOT / "examples").glob("*.toml"))
+
+
+def value(cell: str) -> Any:
+    return None if cell == "none" else tomllib.loads(f"x = {cell.strip('`')}")["x"]
+
+
+def table(heading: str) -> dict[str, Any]:
+    return {row[0].strip("`"): value(row[1]) for row in rows(PAGE, heading)}
+
+
+@pytest.mark.parametrize(("heading", "kind"), [("## [cluster]", Cluster), ("## [train]", Train)])
+def test_every_word_is_there_with_its_default(heading: str, kind: type[msgspec.Struct]) -> None:
+    assert table(heading) == msgspec.structs.asdict(kind())
+
+
+def test_the_sections_that_name_something() -> None:
+    plan = Plan()
+    assert table("## Model, data, strategy") == {
+        "model": plan.model,
+        "data": plan.data,
+        "strategy": plan.strategy,
+    }
+
+
+def test_optimizers_are_those_of_the_code() -> None:
+    text = PAGE.read_text().partition("Optimizers: ")[2]
+    assert set(re.findall(r"`(\w+)`", text.partition(", with")[0])) == set(job.OPTIMIZERS)
+    assert {job.DEFAULT_OPTIMIZER, *job.OPTIMIZER_OF.values()} == set(re.findall(r"`(\w+:lr=[^`]+)`", text))
+    assert set(job.OPTIMIZER_OF) == set(re.findall(r"`(\w+)`", text.partition("momentum=0.9`; for")[2]))
+
+
+def check(path: Path) -> Plan:
+    plan = plans.read(path)
+    plan.check()
+    assert spec.split(plan.model)[0] in models.MODELS
+    assert spec.split(plan.data)[0] in DATASETS
+    return plan
+
+
+@pytest.mark.parametrize("block", SPECS, ids=str)
+def test_specs_on_pages_are_good_plans(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(block.text)
+    check(path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_specs_among_the_examples_are_good_plans(path: Path) -> None:
+    check(path)
+
+
+def test_one_line_instead_of_a_section_and_nothing_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text('model = "mlp:hidden=512-512"')
+    line = plans.read(path)
+    path.write_text('[model]\nname = "mlp"\nhidden = [512, 512]')
+    assert plans.read(path) == line
+    path.write_text("")
+    assert plans.read(path) == Plan()
