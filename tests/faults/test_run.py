@@ -1,0 +1,252 @@
+"""Runs that end badly: the right one is named, and the machine is as it was before."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import BIN, clean_environment, manyhands
+
+LONG_S = 60.0
+LISTENING = "0A"
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + LONG_S
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def descendants(pid: int) -> list[int]:
+    """The process and everything that it has started."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                found += descendants(int(child))
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def open_files(pid: int) -> dict[str, int]:
+    """Where the descriptors of a process lead, with the inode behind each."""
+    found = {}
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            found[os.readlink(link)] = link.stat().st_ino
+    return found
+
+
+def shared_memory(pids: list[int]) -> set[int]:
+    """The inodes of the anonymous memory that these processes hold, open or mapped."""
+    inodes = set()
+    for pid in pids:
+        inodes |= {inode for place, inode in open_files(pid).items() if "memfd:" in place}
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                if "memfd:" in line:
+                    inodes.add(int(line.split()[4]))
+    return inodes
+
+
+def all_processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses on which this very process accepts TCP connections."""
+    own = {place for place in open_files(pid) if place.startswith("socket:")}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                address, state, inode = (line.split()[column] for column in (1, 3, 9))
+                if state == LISTENING and f"socket:[{inode}]" in own:
+                    found.add(address)
+    return found
+
+
+def test_a_listening_socket_would_be_seen() -> None:
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert len(listening(process.pid)) == 1
+        process.communicate()
+
+
+class Running:
+    """A training run in full swing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.out = folder / "run"
+        command = [str(BIN / "manyhands"), "train", "--model", "mlp", "--steps", "100000000", "--out", "run"]
+        self.launcher = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        self.workers: dict[int, int] = {}
+        self.processes = [self.launcher.pid]
+
+    def wait_for_steps(self) -> None:
+        """Until both workers have finished steps; then everything that a run ever opens is open."""
+        assert wait_until(lambda: self.launcher.poll() is not None or len(self.stepping()) == 2)
+        assert self.launcher.poll() is None, self.said()
+        self.processes = descendants(self.launcher.pid)
+        for pid in self.processes:
+            with contextlib.suppress(OSError):
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                for line in environ:
+                    name, _, value = line.partition(b"=")
+                    if name == b"MANYHANDS_RANK":
+                        self.workers[int(value)] = pid
+        assert sorted(self.workers) == [0, 1]
+
+    def stepping(self) -> list[Path]:
+        return [
+            path for path in self.out.glob("events/worker-*.jsonl") if '"kind":"step"' in path.read_text()
+        ]
+
+    def said(self) -> str:
+        """What the launcher said on standard error, when it has ended."""
+        _, error = self.launcher.communicate(timeout=LONG_S)
+        return error
+
+    def all_gone(self) -> bool:
+        return wait_until(lambda: all(is_gone(pid) for pid in self.processes))
+
+    def close(self) -> None:
+        for pid in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                if self.launcher.poll() is None or pid != self.launcher.pid:
+                    os.kill(pid, signal.SIGKILL)
+        self.launcher.kill()
+        self.launcher.communicate()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    files_before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    run = Running(tmp_path)
+    try:
+        run.wait_for_steps()
+        memory = shared_memory(run.processes)
+        assert memory, "the workers share memory, or this test sees nothing"
+        assert [listening(pid) for pid in run.processes] == [set()] * len(run.processes)
+        yield run
+        assert run.all_gone()
+        assert not memory & shared_memory(all_processes())
+        if files_before:
+            assert not {name for name in set(os.listdir("/dev/shm")) - files_before if "manyhands" in name}
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "to_group"),
+    [
+        (signal.SIGINT, 130, True),  # as a terminal sends Ctrl-C: to the whole foreground group
+        (signal.SIGTERM, 143, False),
+        (signal.SIGKILL, -signal.SIGKILL, False),
+    ],
+)
+def test_a_launcher_that_is_ended_leaves_nothing(
+    number: signal.Signals, code: int, to_group: bool, running: Running
+) -> None:
+    assert len(running.processes) >= 3
+    if to_group:
+        os.killpg(running.launcher.pid, number)
+    else:
+        running.launcher.send_signal(number)
+    error = running.said()
+    assert running.launcher.returncode == code
+    assert "Traceback" not in error
+    if number != signal.SIGKILL:
+        assert error.splitlines()[-1] == f"error: interrupted by {number.name}"
+
+
+def test_a_worker_that_is_killed_ends_the_run_and_is_named(running: Running) -> None:
+    os.kill(running.workers[1], signal.SIGKILL)
+    error = running.said()
+    assert running.launcher.returncode == 128 + signal.SIGKILL
+    assert error.splitlines()[-1] == "error: worker 1 of 2 died: killed by SIGKILL"
+    assert "Traceback" not in error
+    assert "worker 0" not in error
+    assert not (running.out / "summary.json").exists()
+    # What the killed worker had recorded is there to be read, up to its last whole line.
+    records = (running.out / "events" / "worker-1.jsonl").read_text().split("\n")[:-1]
+    assert json.loads(records[-1])["rank"] == 1
+
+
+FAILING = """
+import itertools, sys, time
+import torch
+import manyhands as mh
+
+def loss(model, batch):
+    return model(batch).mean()
+
+def deep_inside():
+    raise RuntimeError("the user's own mistake")
+
+mode = sys.argv[1]
+model = torch.nn.Linear(2, 1)
+session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
+rank = session.world.rank
+count = 4 if mode == "last" else 1_000_000_000
+for number, batch in enumerate(session.batches(itertools.repeat(torch.ones(4, 2), count))):
+    session.step(batch)
+    if number == 3 and (mode == "both" or mode == "one" and rank == 1):
+        deep_inside()
+    if number == 3 and mode == "exit" and rank == 1:
+        sys.exit(3)
+if rank == 1:
+    time.sleep(0.5)  # worker 0 is at its end and waits for this one
+    deep_inside()
+"""
+
+
+@pytest.mark.parametrize(("mode", "ranks"), [("one", [1]), ("both", [0, 1]), ("last", [1])])
+def test_an_exception_in_the_users_script_is_shown_once(mode: str, ranks: list[int], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FAILING)
+    done = manyhands("launch", "--workers", "2", "script.py", mode, cwd=tmp_path)
+    assert done.code == 1
+    assert done.err.count("Traceback (most recent call last)") == 1
+    assert done.err.count("RuntimeError: the user's own mistake") == 1
+    assert "manyhands/cluster" not in done.err, "only the user's own frames"
+    *_, cause, blame = done.err.splitlines()
+    assert cause == "RuntimeError: the user's own mistake"
+    assert blame in [f"error: worker {rank} of 2 died: exit code 1" for rank in ranks]
+
+
+def test_a_script_that_leaves_in_one_worker_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FAILING)
+    done = manyhands("launch", "--workers", "2", "script.py", "exit", cwd=tmp_path)
+    assert done.code == 3
+    assert "Traceback" not in done.err
+    assert done.err.splitlines()[-1] == "error: worker 1 of 2 died: exit code 3"
