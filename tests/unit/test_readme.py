@@ -3,7 +3,6 @@
 import doctest
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from manyhands.cluster.launchers import slurm
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
 from manyhands.models import MODELS
+from tests.end_to_end.commands import run
 from tests.pages import PAGES, README, ROOT, Block, blocks, rows
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -26,8 +26,6 @@ SHOWN = {"text", "diff"}
 
 # `manyhands` after these is a worker of their world.
 LAUNCHERS = {"torchrun", "mpirun"}
-
-SCRIPT_TIMEOUT_S = 100
 
 
 def described(value: object) -> str:
@@ -44,17 +42,10 @@ def test_every_block_is_of_a_known_kind(block: Block) -> None:
 def test_python_blocks_run(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(block.text)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=SCRIPT_TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run([sys.executable, str(script)], tmp_path)
+    assert done.code == 0, done.err
     if block.page == README:
-        accuracy = float(done.stdout.rpartition("'accuracy': ")[2].strip(" }\n"))
+        accuracy = float(done.out.rpartition("'accuracy': ")[2].strip(" }\n"))
         assert accuracy > 0.9
 
 
