@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(
+    240
+)  # some 20 s alone; the processes are many, and others may use the machine
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OPTIONS = {
     "training": ["--jobs", "small-mlp", "--contenders", "ours-alone", "plain-alone"],
@@ -29,7 +33,7 @@ def run(name: str, out: Path) -> dict[str, Any]:
     environ = {**os.environ, "TMPDIR": str(out)}  # torchrun leaves files there
     with subprocess.Popen(command, cwd=out, env=environ, stderr=subprocess.PIPE, text=True) as process:
         try:
-            _, errors = process.communicate(timeout=100)
+            _, errors = process.communicate(timeout=200)
         finally:
             process.terminate()
     assert process.returncode == 0, errors
