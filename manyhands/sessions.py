@@ -28,7 +28,7 @@ from manyhands.data.loading import gather, prefetch
 from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.replica import Loss, Replica, Share
 from manyhands.replica.state import spread
-from manyhands.replica.updates import hyper_parameters, needs_closure, set_hyper_parameters
+from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
 from manyhands.stopwatch import Stopwatch
 
 Measure = Callable[[nn.Module, Any], Tensor]
@@ -97,6 +97,7 @@ class Session:
         self.seed = seed
         self._clock = Stopwatch()
         self._closed = False
+        self._total_bytes: list[float] = []
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
@@ -142,9 +143,8 @@ class Session:
         share = Share(parts=parts, total=meeting.total)
         loss = self.strategy.step(self.replica, self.comm, share)
         self.replica.settle()
-        # Without gradients this changes nothing; it runs the optimizer's own hooks and satisfies schedulers.
-        if not self.replica.needs_closure:
-            self.optimizer.step()
+        if not self.replica.needs_closure and is_watched(self.optimizer):
+            self.optimizer.step()  # without gradients it changes nothing; hooks and schedulers see it called
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
@@ -305,8 +305,9 @@ class Session:
     # The end
 
     def summary(self) -> dict[str, Any]:
-        """What the run did so far, as `summary.json` has it."""
-        totals = telemetry.totals()
+        """What the run did so far, as `summary.json` has it; bytes are this worker's until the session is closed,
+        then everyone's."""
+        bytes_sent, shared_bytes = self._total_bytes or _own_bytes()
         return {
             "samples_per_second": round(self._clock.rate(), 2),
             "loss": self.measured.get("loss", self.last_loss),
@@ -317,8 +318,8 @@ class Session:
             "workers": self.world.size,
             "hosts": len(self.world.hosts),
             "strategy": strategies.describe(self.strategy),
-            "bytes_sent": int(totals.get("bytes_sent", 0)),
-            "shared_bytes": int(totals.get("shared_bytes", 0)),
+            "bytes_sent": int(bytes_sent),
+            "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),
         }
 
@@ -327,6 +328,7 @@ class Session:
         if self._closed:
             return
         self._pause()
+        self._total_bytes = [sum(column) for column in zip(*self.world.exchange(_own_bytes()), strict=True)]
         self._closed = True
         telemetry.event("end", step=self.steps)
         if self.out and self.world.rank == 0:
@@ -345,6 +347,11 @@ class Session:
     ) -> None:
         if kind is None:
             self.close()
+
+
+def _own_bytes() -> list[float]:
+    totals = telemetry.totals()
+    return [float(totals.get(name, 0)) for name in ("bytes_sent", "shared_bytes")]
 
 
 class _Meeting:

@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -139,6 +140,9 @@ class World:
 
     def close(self) -> None:
         if self._owns_group and dist.is_initialized():
+            # Gloo's threads drop Python objects of finished sums and need the interpreter for it, while taking
+            # a group down holds the interpreter and waits for those threads: let them finish first.
+            time.sleep(0.05)
             dist.destroy_process_group()
         self.host.close()
 

@@ -54,6 +54,13 @@ def twin(optimizer: Optimizer) -> Optimizer:
     return copy
 
 
+def is_watched(optimizer: Optimizer) -> bool:
+    """Whether someone wants to see `step` called on the original: hooks, or a scheduler that replaced the method."""
+    state = vars(optimizer)
+    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return "step" in state or any(state.get(name) for name in hooks)
+
+
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
@@ -90,6 +97,9 @@ class Updates:
     ) -> None:
         self._optimizer = optimizer
         self._twin = twin(optimizer)
+        # PyTorch wraps `step` of its own optimizers for profiling and hooks; per span that would be paid many times.
+        kind = type(optimizer)
+        self._step = inspect.unwrap(kind.step) if is_element_wise(optimizer) else kind.step
         self._layout = layout
         self._params = params
         self._grads = grads
@@ -116,7 +126,8 @@ class Updates:
             {**settings_of(self._optimizer.param_groups[group]), "params": tensors}
             for group, tensors in groups.items()
         ]
-        self._twin.step()
+        with torch.no_grad():
+            self._step(self._twin)
         for piece in pieces:
             if not piece.adopted:
                 self._adopt(piece)

@@ -31,7 +31,8 @@ class Counters:
 
     def __init__(self, memory: mmap.mmap, check: Callable[[], None], spins: int) -> None:
         self._view = memoryview(memory).cast("q")
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._addresses = [ctypes.c_void_p(start + at * 8) for at in range(0, len(self._view), _LINE)]
         self._check = check
         self._spins = spins
 
@@ -46,9 +47,7 @@ class Counters:
         """Everything this worker wrote before is visible to whoever sees the new value."""
         self._view[index * _LINE] = value
         if _FUTEX:
-            _libc.syscall(
-                _FUTEX, ctypes.c_void_p(self._address + index * _LINE * 8), _WAKE, _EVERYONE, None, None, 0
-            )
+            _libc.syscall(_FUTEX, self._addresses[index], _WAKE, _EVERYONE, None, None, 0)
 
     def wait(self, index: int, value: int) -> None:
         """Return once the counter has reached `value`."""
@@ -66,11 +65,8 @@ class Counters:
     def sleep(self, index: int, seen: int) -> None:
         """Until the counter differs from `seen`; after a tenth of a second without news, look after the peers."""
         if _FUTEX:
-            address = ctypes.c_void_p(self._address + index * _LINE * 8)
-            low = ctypes.c_int(
-                seen & 0xFFFFFFFF
-            )  # the kernel compares 32 bits; the low half comes first in memory
-            _libc.syscall(_FUTEX, address, _WAIT, low, ctypes.byref(_PATIENCE), None, 0)
+            low = ctypes.c_int(seen & 0xFFFFFFFF)  # the kernel compares 32 bits: the low half, first in memory
+            _libc.syscall(_FUTEX, self._addresses[index], _WAIT, low, ctypes.byref(_PATIENCE), None, 0)
         else:
             os.sched_yield()
         if self._view[index * _LINE] == seen:
