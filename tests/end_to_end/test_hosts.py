@@ -1,0 +1,109 @@
+"""`manyhands train` over emulated hosts: the same result as on one host, and the bytes it says it sends."""
+
+import contextlib
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from manyhands.cluster.launchers import local
+from manyhands.lab import hosts
+from tests.end_to_end.commands import BIN, TIMEOUT_S, clean_environment, parameters, run
+
+WHY_NOT = hosts.available()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+# 1.5 million parameters, 5.9 MB: small enough to be quick, large enough for the gradients to be most of the bytes.
+TRAIN = ["train", "--model", "mlp:hidden=1280-1024", "--steps", "8", "--batch", "16"]
+PARAMETER_BYTES = 4 * (64 * 1280 + 1280 + 1280 * 1024 + 1024 + 1024 * 10 + 10)
+PORT = 29400  # free: every emulated host has all its ports to itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run on emulated hosts, one of the layouts below."""
+
+    out: Path
+    workers: int
+    summary: dict[str, Any]
+    sent_bytes: list[int]
+    """By host, as its network interface counted them."""
+
+
+@pytest.fixture(scope="module", params=[(2, 1), (1, 1)], ids=["2+1", "1+1"])
+def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    layout: tuple[int, ...] = request.param
+    folder = tmp_path_factory.mktemp("hosts")
+    host_of = [host for host, count in enumerate(layout) for _ in range(count)]
+    with contextlib.ExitStack() as stack:
+        net = stack.enter_context(hosts.EmulatedHosts(len(layout)))
+        workers = []
+        for rank, host in enumerate(host_of):
+            environ = clean_environment(
+                **{
+                    local.RANK: str(rank),
+                    local.SIZE: str(len(host_of)),
+                    local.STORE: f"{net.address(0)}:{PORT}",
+                }
+            )
+            command = [*net.command_prefix(host), str(BIN / "manyhands"), *TRAIN, "--json", "--out", "run"]
+            worker = stack.enter_context(
+                subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(worker.kill)
+            workers.append(worker)
+        said = [worker.communicate(timeout=TIMEOUT_S) for worker in workers]
+        assert [worker.returncode for worker in workers] == [0] * len(workers), said
+        sent_bytes = [_sent_bytes(net, host) for host in range(len(layout))]
+    assert [out != "" for out, _ in said] == [rank == 0 for rank in range(len(workers))]
+    return Run(
+        out=folder / "run", workers=len(workers), summary=json.loads(said[0][0]), sent_bytes=sent_bytes
+    )
+
+
+def _sent_bytes(net: hosts.EmulatedHosts, host: int) -> int:
+    counter = f"/sys/class/net/{net.interface(host)}/statistics/tx_bytes"
+    shown = subprocess.run(
+        [*net.command_prefix(host), "cat", counter], capture_output=True, text=True, check=True
+    )
+    return int(shown.stdout)
+
+
+def test_hosts_are_found(emulated: Run) -> None:
+    assert emulated.summary["hosts"] == 2
+    assert emulated.summary["workers"] == emulated.workers
+    assert emulated.summary["steps"] == 8
+    assert emulated.summary["samples"] == 8 * 16 * emulated.workers
+
+
+def test_the_result_is_that_of_one_host(emulated: Run, tmp_path: Path) -> None:
+    command = [str(BIN / "manyhands"), *TRAIN, "--workers", str(emulated.workers), "--threads", "1"]
+    done = run([*command, "--json", "--out", "run"], tmp_path)
+    assert done.code == 0, done.err
+    alone = json.loads(done.out)
+    assert emulated.summary["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    assert alone["hosts"] == 1
+    assert alone["bytes_sent"] == 0
+    ours, theirs = parameters(emulated.out), parameters(tmp_path / "run")
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
+        assert torch.isfinite(value).all()
+
+
+def test_the_bytes_are_those_of_the_network_interface(emulated: Run) -> None:
+    assert emulated.summary["bytes_sent"] == pytest.approx(sum(emulated.sent_bytes), rel=0.15)
+    for sent in emulated.sent_bytes:
+        assert sent > 8 * PARAMETER_BYTES, "every step's gradients have left every host"
