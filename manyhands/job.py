@@ -192,7 +192,7 @@ def _setting(name: str, key: str, value: str, known: Mapping[str, inspect.Parame
 
 def main(arguments: list[str]) -> None:
     """`python -m manyhands.job PLAN [--resume]`, as the launcher starts it; the plan itself, not a file."""
-    run(plans.decode(arguments[0]), resume="--resume" in arguments).close()
+    run(plans.decode(arguments[0]), resume="--resume" in arguments).finish()
 
 
 if __name__ == "__main__":

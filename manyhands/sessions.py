@@ -141,6 +141,8 @@ class Session:
 
     def _run(self, parts: list[tuple[Any, int]], meeting: "_Meeting") -> float:
         share = Share(parts=parts, total=meeting.total)
+        if not parts:
+            meeting.total()  # without a backward pass nobody else asks, and everyone has to
         loss = self.strategy.step(self.replica, self.comm, share)
         self.replica.settle()
         if not self.replica.needs_closure and is_watched(self.optimizer):
@@ -324,7 +326,13 @@ class Session:
         }
 
     def close(self) -> None:
-        """Wait for everyone, leave the model usable by itself, and write the summary."""
+        """Wait for everyone, write the summary, and leave the model usable by itself."""
+        if not self._closed:
+            self.finish()
+            self.replica.release()
+
+    def finish(self) -> None:
+        """Wait for everyone and write the summary; what happens at the end of a process that did not close."""
         if self._closed:
             return
         self._pause()
@@ -335,7 +343,6 @@ class Session:
             temporary = self.out / ".summary.json"
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.summary())))
             temporary.replace(self.out / "summary.json")
-        self.replica.close()
         if self.out:
             telemetry.close()
 
@@ -418,7 +425,7 @@ def _leave() -> None:
         # Whoever died meanwhile says why, and whoever told us to end knows it: there is nothing to add.
         with contextlib.suppress(PeerLost, SystemExit):
             for open_session in list(_sessions):
-                open_session.close()
+                open_session.finish()
     if _current is not None:
         _current.close()
         _current = None

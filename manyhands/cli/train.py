@@ -174,7 +174,7 @@ def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
             print(line, file=sys.stderr, flush=True)
 
     session = job.run(plan, resume=options.resume, on_epoch=say)
-    session.close()
+    session.finish()
     if seat.rank == 0:
         _report(session.summary(), session.out, options)
     return 0

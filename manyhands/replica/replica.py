@@ -6,6 +6,7 @@ the optimizer on that span, in place, for everyone. No gather, no second copy, a
 instead of repeated. A replica of one worker is the same code with one slot.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
 from manyhands.replica.layout import Layout, Shape, Span, lay_out
+from manyhands.replica.parameters import one_type, sparse_ids, trained
 from manyhands.replica.updates import Updates, is_element_wise, needs_closure, vector_states
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
@@ -66,8 +68,8 @@ class Replica:
         self._index = host.index if host else 0
         self._workers = host.size if host else 1
         self.lanes = lanes or self._workers
-        self._names, self._params = _trained(model, optimizer)
-        self._device, dtype = _one_type(self._params)
+        self._names, self._params = trained(model, optimizer)
+        self._device, dtype = one_type(self._params)
         self.layout = self._lay_out(span_bytes // dtype.itemsize)
         # Flat order is last parameter first.
         self._names.reverse()
@@ -93,7 +95,7 @@ class Replica:
 
     def _lay_out(self, span_elements: int) -> Layout:
         group_of = {id(p): g for g, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        sparse = _sparse_parameters(self.model)
+        sparse = sparse_ids(self.model)
         whole = not is_element_wise(self.optimizer)
         shapes = [
             Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
@@ -124,7 +126,7 @@ class Replica:
         self._states = (
             self._vector(self._workers * 2, torch.int64, on_device=False).view(self._workers, 2).numpy()
         )
-        sparse = _sparse_parameters(self.model)
+        sparse = sparse_ids(self.model)
         self.updates = Updates(
             self.optimizer,
             self.layout,
@@ -141,11 +143,12 @@ class Replica:
 
     def _move_in(self) -> None:
         """The first worker's values become everyone's, and the model's parameters become views of them."""
-        others = [p for p in self.model.parameters() if not any(p is trained for trained in self._params)]
-        sizes = [-(-p.nbytes // 64) * 64 for p in others]
-        self.constants = self._vector(sum(sizes), torch.uint8)  # frozen parameters: one copy per host as well
+        known = {id(param) for param in self._params}
+        others = [param for param in self.model.parameters() if id(param) not in known]
+        edges = list(itertools.accumulate((-(-p.nbytes // 64) * 64 for p in others), initial=0))
+        self.constants = self._vector(edges[-1], torch.uint8)  # frozen parameters: one copy per host as well
         views = [self.params[place.start : place.stop].view(place.shape) for place in self.layout.places]
-        for param, start in zip(others, _starts(sizes), strict=True):
+        for param, start in zip(others, edges, strict=False):
             views.append(self.constants[start : start + param.nbytes].view(param.dtype).view(param.shape))
         with torch.no_grad():
             for param, view in zip([*self._params, *others], views, strict=True):
@@ -265,6 +268,9 @@ class Replica:
         No parameter changes before this point. Another worker's backward pass may still read any of them, and a
         worker that dies before it leaves the parameters as they were.
         """
+        for index, param in enumerate(self._params):
+            if param.grad is not None:  # used by an earlier batch of this step and not by the last one
+                self._arrive(index, param)
         self._last_part = False
         self._states[self._index, 0] = any(self._arrived)
         missing = len(self._arrived) - sum(self._arrived)
@@ -392,44 +398,10 @@ class Replica:
         finally:
             self.model.train(training)
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
         for hook in self._hooks.values():
             hook.remove()
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()
-
-
-def _trained(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:
-    """The optimizer's parameters in the model's order, with their names; tied ones count once."""
-    wanted = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    found = [(name, param) for name, param in model.named_parameters() if id(param) in wanted]
-    if len(found) != len(wanted):
-        raise UsageError(
-            f"the optimizer has {len(wanted)} parameters and the model contains {len(found)} of them; "
-            "make the optimizer from model.parameters()"
-        )
-    if not found:
-        raise UsageError("the optimizer has no parameters; make it from model.parameters()")
-    return [name for name, _ in found], [param for _, param in found]
-
-
-def _one_type(params: Sequence[Tensor]) -> tuple[torch.device, torch.dtype]:
-    kinds = {(param.device, param.dtype) for param in params}
-    if len(kinds) > 1:
-        names = ", ".join(sorted(f"{dtype} on {device}" for device, dtype in kinds))
-        raise UsageError(
-            f"the trained parameters are of {len(kinds)} kinds ({names}); convert the model to one"
-        )
-    return kinds.pop()
-
-
-def _sparse_parameters(model: nn.Module) -> set[int]:
-    return {
-        id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse
-    }
-
-
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:index]) for index in range(len(sizes))]

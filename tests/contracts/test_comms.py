@@ -48,7 +48,9 @@ def test_replicas_end_bit_identical(kind: str, workers: int) -> None:
 
     first, *others = in_threads(workers, work)
     assert all(torch.equal(first, other) for other in others)
-    parts = [torch.randn(CHUNK + 13, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)]
+    parts = [
+        torch.randn(CHUNK + 13, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)
+    ]
     assert torch.allclose(first, sum(parts) / workers, atol=1e-6)  # type: ignore[arg-type]
 
 

@@ -45,7 +45,9 @@ def numbers(batch: tuple[Tensor, Tensor]) -> list[int]:
     return [round(value * 1000) for value in batch[0][:, 0, 0, 0].tolist()]
 
 
-def make_session(world: World, strategy: str = "all-reduce", optimizer: str = "momentum", **more: Any) -> Session:
+def make_session(
+    world: World, strategy: str = "all-reduce", optimizer: str = "momentum", **more: Any
+) -> Session:
     net = make_net()
     return Session(net, two_groups(OPTIMIZERS[optimizer], net), loss, world=world, strategy=strategy, **more)
 
@@ -184,7 +186,9 @@ def test_buffers_become_the_mean_at_a_pause() -> None:
     assert int(one["0.num_batches_tracked"]) == 1
 
 
-def train_and_stop(world: World, strategy: str, optimizer: str, directory: Path, stops: list[int]) -> list[Tensor]:
+def train_and_stop(
+    world: World, strategy: str, optimizer: str, directory: Path, stops: list[int]
+) -> list[Tensor]:
     """Train 2 epochs in as many sessions as `stops` says, each resumed from the checkpoint of the one before."""
     session = make_session(world, strategy, optimizer, clip_norm=0.3)
     for stop in stops:
@@ -244,7 +248,9 @@ def test_resume_on_another_number_of_workers(tmp_path: Path) -> None:
     resumed = in_threads(2, functools.partial(train, batch=6, until=4, resume=True))
     want = make_net()
     for param, value in zip(
-        want.parameters(), in_threads(4, functools.partial(train, batch=3, until=4, resume=False))[0], strict=True
+        want.parameters(),
+        in_threads(4, functools.partial(train, batch=3, until=4, resume=False))[0],
+        strict=True,
     ):
         param.data = value
     assert_close(resumed[0], want)

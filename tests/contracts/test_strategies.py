@@ -204,6 +204,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a worker without data": {"sizes": lambda step, rank: [] if (step + rank) % 3 == 0 and rank else [4]},
     "only the last worker has data": {"sizes": lambda step, rank: [4], "lonely": True},
     "unused parameters": {"optional": True},
+    "unused, accumulated": {"optional": True, "sizes": lambda step, rank: [3, 2, 4][: 1 + (step + rank) % 3]},
     "unused, clipped, uneven": {"optional": True, "clip": 0.05, "sizes": lambda step, rank: [2 + rank]},
 }
 
