@@ -1,7 +1,9 @@
 """Sums through the memory of a host; with several hosts, owners of the same part exchange it between them.
 
-The vector passes in chunks that fit the caches. A worker copies its chunk in, says so, and reads the others' when they
-have said so. Two sets of chunks take turns: a worker can copy the next one in while a slower one still reads.
+The vector passes in chunks that fit the caches, through a few buffers per worker that are used in turn. Each chunk
+goes through stages: `put` it where the others see it; with many workers, `reduce` one's own part of it for everyone;
+`take` the sum. A worker runs some chunks ahead of the others before it has to wait, so a short delay of one
+does not stop all.
 """
 
 from collections.abc import Sequence
@@ -12,9 +14,11 @@ from torch import Tensor
 
 from manyhands import telemetry
 from manyhands.comm.comm import Comm
-from manyhands.comm.transports.host import Host
+from manyhands.comm.transports.host import Host, Progress
 
 CHUNK_BYTES = 1 << 18
+BUFFERS = 8  # per worker
+AHEAD = 2  # how many chunks a stage runs before the next one follows
 DIRECT_BYTES = 1 << 16  # up to here every worker adds up everything itself: one meeting instead of two
 
 
@@ -36,64 +40,81 @@ class SharedComm(Comm):
         self.size = size
         self._host = host
         self._between = between
-        self._memory: Tensor | None = None
-        self._chunks = 0
+        self._buffers: _Buffers | None = None
+        self._done = 0  # chunks that went through, over all sums
 
     def sum_(self, vector: Tensor) -> None:
         if self.size == 1 or not vector.numel():
             return
-        flat = vector.view(-1)
-        step = CHUNK_BYTES // flat.element_size()
-        with telemetry.timed("exchange"):
-            for start in range(0, flat.numel(), step):
-                self._sum_chunk(flat[start : start + step])
-
-    def _sum_chunk(self, part: Tensor) -> None:
-        chunks = self._staged(part)
-        mine = chunks[self._host.index]
-        mine.copy_(part)
-        self._chunks += 1
-        self._arrivals.publish(self._chunks)
-        self._arrivals.wait(self._chunks)
-        telemetry.count("shared_bytes", part.nbytes)
-        if self._between is None and (self._host.size == 2 or part.nbytes <= DIRECT_BYTES):
-            torch.add(chunks[0], chunks[1], out=part)
-            for other in chunks[2 : self._host.size]:
-                part.add_(other)
+        buffers = self._buffers = self._buffers or _Buffers(self._host)
+        chunks = vector.view(-1).split(CHUNK_BYTES // vector.element_size())
+        alone = self._between is None
+        if alone and (self._host.size == 2 or vector.nbytes <= DIRECT_BYTES):
+            stages = [self._put, self._take_sum]
         else:
-            self._by_owners(chunks)
-            part.copy_(chunks[self._host.size])
+            stages = [self._put, self._reduce, self._take_result]
+        first = self._done
+        with telemetry.timed("exchange"):
+            for tick in range(len(chunks) + AHEAD * (len(stages) - 1)):
+                for lag, stage in enumerate(stages):
+                    if 0 <= (number := tick - lag * AHEAD) < len(chunks):
+                        stage(buffers, first + number, chunks[number])
+        self._done += len(chunks)
+        telemetry.count("shared_bytes", vector.nbytes)
 
-    def _by_owners(self, chunks: Sequence[Tensor]) -> None:
-        """Each worker adds up its lanes' parts of the chunk, exchanges them between hosts and publishes the result."""
+    def _put(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
+        buffers.taken.wait(number + 1 - BUFFERS)  # nobody still needs what this buffer held before
+        buffers.views(number, chunk)[self._host.index].copy_(chunk)
+        buffers.filled.publish(number + 1)
+
+    def _take_sum(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
+        """Every worker adds up everything, in the same order."""
+        buffers.filled.wait(number + 1)
+        first, second, *others = buffers.views(number, chunk)[: self._host.size]
+        torch.add(first, second, out=chunk)
+        for other in others:
+            chunk.add_(other)
+        buffers.taken.publish(number + 1)
+
+    def _reduce(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
+        """Each worker adds up its lanes' parts of the chunk, exchanges them between hosts and shows the result."""
+        buffers.filled.wait(number + 1)
+        *parts, result = buffers.views(number, chunk)
         count = self._between.lanes if self._between else self._host.size
-        lanes = self._between.mine() if self._between else [self._host.index]
-        *parts, result = chunks
-        edges = [result.numel() * lane // count for lane in range(count + 1)]
-        for lane in lanes:
-            piece = slice(edges[lane], edges[lane + 1])
+        for lane in self._between.mine() if self._between else [self._host.index]:
+            piece = slice(chunk.numel() * lane // count, chunk.numel() * (lane + 1) // count)
             total = result[piece]
             total.copy_(parts[0][piece])
             for other in parts[1:]:
                 total.add_(other[piece])
             if self._between and total.numel():
                 self._between.sum_lane(total, lane)
-        self._results.publish(self._chunks)
-        self._results.wait(self._chunks)
+        buffers.reduced.publish(number + 1)
 
-    def _staged(self, like: Tensor) -> list[Tensor]:
-        """This turn's chunk of every worker, and one more for the result, as vectors like the given one."""
-        if self._memory is None:
-            self._memory = self._host.allocate(2 * (self._host.size + 1) * CHUNK_BYTES, torch.uint8)
-            self._arrivals = self._host.progress()
-            self._results = self._host.progress()
-            self._views: dict[tuple[torch.dtype, int, int], list[Tensor]] = {}
-        key = (like.dtype, like.numel(), self._chunks % 2)
-        views = self._views.get(key)
-        if views is None:
-            rows = self._memory.view(2, self._host.size + 1, CHUNK_BYTES)[self._chunks % 2]
-            views = [row.view(like.dtype)[: like.numel()] for row in rows]
-            if len(self._views) > 64:
-                self._views.clear()  # many different lengths: do not collect views for ever
-            self._views[key] = views
-        return views
+    def _take_result(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
+        buffers.reduced.wait(number + 1)
+        chunk.copy_(buffers.views(number, chunk)[-1])
+        buffers.taken.publish(number + 1)
+
+
+class _Buffers:
+    """The memory that chunks pass through, and how far every worker has come with them."""
+
+    def __init__(self, host: Host) -> None:
+        memory = host.allocate(BUFFERS * (host.size + 1) * CHUNK_BYTES, torch.uint8)
+        self._rows = memory.view(BUFFERS, host.size + 1, CHUNK_BYTES)
+        self._made: dict[tuple[int, torch.dtype, int], list[Tensor]] = {}
+        self.filled: Progress = host.progress()
+        self.reduced: Progress = host.progress()
+        self.taken: Progress = host.progress()
+
+    def views(self, number: int, like: Tensor) -> list[Tensor]:
+        """Chunk `number` of every worker, and last the place for the result, as vectors like the given one."""
+        key = (number % BUFFERS, like.dtype, like.numel())
+        made = self._made.get(key)
+        if made is None:
+            if len(self._made) > 64:
+                self._made.clear()  # many different lengths: do not collect views for ever
+            made = [row.view(like.dtype)[: like.numel()] for row in self._rows[number % BUFFERS]]
+            self._made[key] = made
+        return made
