@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import manyhands as mh
 from manyhands import data, models, spec, telemetry
 from manyhands import plan as plans
+from manyhands.cluster.seat import own_seat
 from manyhands.data.ledger import Ledger
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan
@@ -103,6 +104,8 @@ def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | N
 def _check_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda was asked for, but torch finds no GPU here; use --device cpu")
+    if device == "cuda":
+        torch.cuda.set_device(own_seat().rank % torch.cuda.device_count())
 
 
 def _resume(session: Session, scheduler: LambdaLR | None) -> None:

@@ -60,16 +60,6 @@ def convert(value: str, hint: Any, where: str) -> Any:
     return value
 
 
-def number_or_flag(value: str, where: str) -> Any:
-    """A setting whose type nobody declared: a whole number, a number, or true or false."""
-    for read in (int, float):
-        try:
-            return read(value)
-        except ValueError:
-            continue
-    return convert(value, bool, where)
-
-
 def settings_of(
     factory: Callable[..., Any], settings: Mapping[str, str], kind: str, name: str
 ) -> dict[str, Any]:

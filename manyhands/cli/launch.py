@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
             run=out,
             workers=workers,
             threads=options.threads,
+            pass_output=True,
             environ={local.STRATEGY: options.strategy},
         )
 

@@ -70,15 +70,28 @@ def check_workers(asked: int | None, seat: Seat) -> None:
 
 
 def run_workers(
-    command: list[str], *, run: Path, workers: int, threads: int | None, environ: Mapping[str, str]
+    command: list[str],
+    *,
+    run: Path,
+    workers: int,
+    threads: int | None,
+    environ: Mapping[str, str],
+    pass_output: bool = False,
 ) -> int:
-    """Start the workers, show their progress until they end, and return the exit code."""
+    """Start the workers, show their progress until they end, and return the exit code.
+
+    With `pass_output`, what they print goes to our standard output where that is a file or a pipe; on a terminal
+    everything is shown above the progress bar.
+    """
     layout = cores.layout(workers, threads)
     print(cores.text(layout), file=sys.stderr)
     with Progress(run, workers) as progress:
 
         def on_line(rank: int, line: str) -> None:
             progress.print_line(f"[worker {rank}] {line}" if workers > 1 else line)
+
+        def on_output(rank: int, line: str) -> None:
+            print(f"[worker {rank}] {line}" if workers > 1 else line, flush=True)
 
         outcome = supervisor.run(
             command,
@@ -88,6 +101,7 @@ def run_workers(
             run_dir=run,
             on_tick=progress.refresh,
             on_line=on_line,
+            on_output=on_output if pass_output and not sys.stdout.isatty() else None,
         )
         progress.refresh()
     if not outcome.ok:

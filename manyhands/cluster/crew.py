@@ -102,11 +102,14 @@ def _text(line: bytes) -> str:
 class Crew:
     """All workers of a run; leaving the context ends every process and closes every descriptor."""
 
-    def __init__(self, on_line: Callable[[int, str], None], *, arena: bool) -> None:
+    def __init__(
+        self, on_line: Callable[[int, str], None], on_output: Callable[[int, str], None], *, arena: bool
+    ) -> None:
         self.running: list[Worker] = []
         self.size = 0
         self.stopping = False
         self._on_line = on_line
+        self._on_output = on_output
         self._arena = arena
         self._kill_at = _NEVER
 
@@ -200,9 +203,10 @@ class Crew:
 
     def _pass_on(self, stream: _Stream, lines: list[str]) -> None:
         worker = stream.worker
-        is_error = stream is worker.streams[1]
         for line in lines:
-            if not is_error or worker.hear_error(line):
+            if stream is worker.streams[0]:
+                self._on_output(worker.rank, line)
+            elif worker.hear_error(line):
                 self._on_line(worker.rank, line)
 
     def _reap(self, worker: Worker) -> None:

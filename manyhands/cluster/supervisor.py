@@ -43,11 +43,13 @@ def run(
     run_dir: Path | None,
     on_tick: Callable[[], None],
     on_line: Callable[[int, str], None],
+    on_output: Callable[[int, str], None] | None = None,
     prefix: Callable[[int], list[str]] = lambda rank: [],
     arena: bool = True,
 ) -> Outcome:
     """Run `command` (a script or `-m` and a module, with its arguments) in every worker until all have ended.
 
+    `on_line` gets what they say on standard error, and on standard output unless `on_output` takes that.
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
     and must replace itself by it, as `nice` and `ip netns exec` do. Call this from the main thread: signals
     go there, and the workers die with it.
@@ -56,7 +58,7 @@ def run(
     ours |= {name: str(layout.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     if run_dir is not None:
         ours[local.RUN_DIR] = str(run_dir)
-    with _Signals() as signals, Crew(on_line, arena=arena) as crew:
+    with _Signals() as signals, Crew(on_line, on_output or on_line, arena=arena) as crew:
         for rank in range(workers):
             cores = ",".join(str(core) for core in layout.cores[rank])
             worker = [*prefix(rank), sys.executable, "-m", "manyhands.cluster.worker", *command]

@@ -43,9 +43,7 @@ def main() -> None:
         _run(sys.argv[1:])
     except ManyhandsError as error:
         code = local.EXIT_PEER_LOST if isinstance(error, PeerLost) else local.EXIT_REFUSED
-        sys.last_value = (
-            error  # as the interpreter does: what runs at exit can tell that this is not a good end
-        )
+        sys.last_value = error  # as the interpreter does; what runs at exit sees that this is not a good end
         _say_last_words()
         print(f"error: {error}", file=sys.stderr, flush=True)
     except SystemExit as end:
@@ -78,13 +76,14 @@ def _die_with_the_launcher() -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.last_value = SystemExit(local.EXIT_TERMINATED)  # not a good end: do not wait for the others at exit
     for action in before_termination:
         try:
             action()
         except Exception:
             traceback.print_exc()
-    sys.exit(local.EXIT_TERMINATED)
+    sys.stdout.flush()
+    # Not sys.exit: an exception raised here, between any two lines of the script, might be caught by it.
+    os._exit(local.EXIT_TERMINATED)
 
 
 def _pin_to_cores() -> None:

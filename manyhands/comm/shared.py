@@ -16,9 +16,10 @@ from manyhands import telemetry
 from manyhands.comm.comm import Comm
 from manyhands.comm.transports.host import Host, Progress
 
-CHUNK_BYTES = 1 << 18
-BUFFERS = 8  # per worker
-AHEAD = 2  # how many chunks a stage runs before the next one follows
+SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core's cache
+LARGEST_CHUNK_BYTES = 1 << 20
+BUFFERS = 4  # per worker
+AHEAD = 1  # how many chunks a stage runs before the next one follows
 DIRECT_BYTES = 1 << 16  # up to here every worker adds up everything itself: one meeting instead of two
 
 
@@ -30,6 +31,10 @@ class Lanes(Protocol):
     def sum_lane(self, vector: Tensor, lane: int) -> None: ...
 
     def mine(self) -> Sequence[int]: ...
+
+
+def chunk_bytes(workers: int) -> int:
+    return min(workers * SHARE_BYTES, LARGEST_CHUNK_BYTES)
 
 
 class SharedComm(Comm):
@@ -47,7 +52,7 @@ class SharedComm(Comm):
         if self.size == 1 or not vector.numel():
             return
         buffers = self._buffers = self._buffers or _Buffers(self._host)
-        chunks = vector.view(-1).split(CHUNK_BYTES // vector.element_size())
+        chunks = vector.view(-1).split(chunk_bytes(self._host.size) // vector.element_size())
         alone = self._between is None
         if alone and (self._host.size == 2 or vector.nbytes <= DIRECT_BYTES):
             stages = [self._put, self._take_sum]
@@ -70,10 +75,7 @@ class SharedComm(Comm):
     def _take_sum(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
         """Every worker adds up everything, in the same order."""
         buffers.filled.wait(number + 1)
-        first, second, *others = buffers.views(number, chunk)[: self._host.size]
-        torch.add(first, second, out=chunk)
-        for other in others:
-            chunk.add_(other)
+        _add_up(buffers.views(number, chunk)[: self._host.size], chunk)
         buffers.taken.publish(number + 1)
 
     def _reduce(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
@@ -84,9 +86,7 @@ class SharedComm(Comm):
         for lane in self._between.mine() if self._between else [self._host.index]:
             piece = slice(chunk.numel() * lane // count, chunk.numel() * (lane + 1) // count)
             total = result[piece]
-            total.copy_(parts[0][piece])
-            for other in parts[1:]:
-                total.add_(other[piece])
+            _add_up([part[piece] for part in parts], total)
             if self._between and total.numel():
                 self._between.sum_lane(total, lane)
         buffers.reduced.publish(number + 1)
@@ -97,12 +97,23 @@ class SharedComm(Comm):
         buffers.taken.publish(number + 1)
 
 
+def _add_up(parts: Sequence[Tensor], into: Tensor) -> None:
+    """The sum in the given order; a host of several may have a single worker."""
+    if len(parts) == 1:
+        into.copy_(parts[0])
+        return
+    torch.add(parts[0], parts[1], out=into)
+    for part in parts[2:]:
+        into.add_(part)
+
+
 class _Buffers:
     """The memory that chunks pass through, and how far every worker has come with them."""
 
     def __init__(self, host: Host) -> None:
-        memory = host.allocate(BUFFERS * (host.size + 1) * CHUNK_BYTES, torch.uint8)
-        self._rows = memory.view(BUFFERS, host.size + 1, CHUNK_BYTES)
+        size_bytes = chunk_bytes(host.size)
+        memory = host.allocate(BUFFERS * (host.size + 1) * size_bytes, torch.uint8)
+        self._rows = memory.view(BUFFERS, host.size + 1, size_bytes)
         self._made: dict[tuple[int, torch.dtype, int], list[Tensor]] = {}
         self.filled: Progress = host.progress()
         self.reduced: Progress = host.progress()

@@ -9,15 +9,16 @@ from torch import Tensor
 from manyhands.cluster.world import World
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.comm.comm import Comm
-from manyhands.comm.shared import CHUNK_BYTES, DIRECT_BYTES
+from manyhands.comm.shared import DIRECT_BYTES, SHARE_BYTES, chunk_bytes
 from tests.crew import in_threads
 
 COMMS: dict[str, Callable[[World], Comm]] = {
     "shared": lambda world: world.comm,
     **{name: lambda world, name=name: world.scheduled(name) for name in TOPOLOGIES},  # type: ignore[misc]
 }
-CHUNK = CHUNK_BYTES // 4
-LENGTHS = [0, 1, 3, DIRECT_BYTES // 4, DIRECT_BYTES // 4 + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7]
+CHUNK = chunk_bytes(2) // 4
+DIRECT = DIRECT_BYTES // 4
+LENGTHS = [0, 1, 3, DIRECT, DIRECT + 1, SHARE_BYTES // 4 * 3, CHUNK - 1, CHUNK, CHUNK + 1, 9 * CHUNK + 7]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])

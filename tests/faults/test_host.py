@@ -72,7 +72,9 @@ def test_nothing_is_left_when_everyone_is_killed() -> None:
 
 def test_too_little_memory_is_said_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena, "available_bytes", lambda: 1_000_000)
-    with pytest.raises(MemoryShort, match=r"need 0\.00 GB|need \d+\.\d\d GB on this host and 0\.00 GB are free"):
+    with pytest.raises(
+        MemoryShort, match=r"need 0\.00 GB|need \d+\.\d\d GB on this host and 0\.00 GB are free"
+    ):
         arena.require_memory(5_000_000_000, "parameters")
     arena.require_memory(10, "parameters")
 

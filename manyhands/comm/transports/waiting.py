@@ -65,7 +65,9 @@ class Counters:
     def sleep(self, index: int, seen: int) -> None:
         """Until the counter differs from `seen`; after a tenth of a second without news, look after the peers."""
         if _FUTEX:
-            low = ctypes.c_int(seen & 0xFFFFFFFF)  # the kernel compares 32 bits: the low half, first in memory
+            low = ctypes.c_int(
+                seen & 0xFFFFFFFF
+            )  # the kernel compares 32 bits: the low half, first in memory
             _libc.syscall(_FUTEX, self._addresses[index], _WAIT, low, ctypes.byref(_PATIENCE), None, 0)
         else:
             os.sched_yield()
