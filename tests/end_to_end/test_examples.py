@@ -27,7 +27,7 @@ def test_the_script_runs_alone_saves_and_goes_on_with_two_workers(tmp_path: Path
         "launch", "--workers", "2", "--out", "out", script, "--epochs", "2", *options, cwd=tmp_path
     )
     assert done.code == 0, done.err
-    assert "[worker 0] epoch 2 " in done.err
+    assert "[worker 0] epoch 2 " in done.out
     assert "[worker 0] epoch 1 " not in done.err
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["workers"] == 2
