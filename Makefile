@@ -10,7 +10,7 @@ help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
 	@echo "make test    set up, then run every test"
 	@echo "make lint    formatting, lint and types"
-	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 40 minutes)"
+	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
 	@echo "make clean   remove the environment and caches"
 
 train: $(READY)
@@ -25,8 +25,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/startup.py
 
 # Debian ships Python without venv's pip unless python3-venv is installed; virtualenv does without it.
 $(READY): pyproject.toml constraints.txt
