@@ -73,6 +73,8 @@ def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | N
         seed=plan.train.seed,
         strategy=plan.strategy,
     )
+    # Workers draw different dropout masks; a resumed run takes the saved states instead.
+    torch.manual_seed((plan.train.seed + 1 + session.world.rank) % 2**63)
     telemetry.event(
         "start",
         total_steps=total,
@@ -123,7 +125,7 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
     """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
     device = plan.cluster.device
     train: Any = samples.train
-    left = _batches_left(session, len(train), plan.train.batch)
+    left = -(-(len(train) - session.position) // (plan.train.batch * session.world.size))
     waiting: list[Any] = []
     batches: Any = session.batches(train, batch_size=plan.train.batch)
     for number, batch in enumerate(batches, 1):
@@ -136,15 +138,6 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
         if session.steps >= total and session.position < len(train):
             batches.close()
             break
-
-
-def _batches_left(session: Session, samples: int, batch: int) -> int:
-    """How many batches of this epoch are still this worker's."""
-    world = session.world
-    shares = Ledger(samples, seed=0, shuffle=False).shares(
-        session.epoch, start=session.position, batch=batch, rank=world.rank, workers=world.size
-    )
-    return sum(1 for _ in shares)
 
 
 def cosine(optimizer: Optimizer, total: int) -> LambdaLR:

@@ -14,6 +14,8 @@ from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError
 from manyhands.replica.state import collect, distribute
 
+PAIRS = "pairs"
+
 if TYPE_CHECKING:
     from manyhands.sessions import Session
 
@@ -26,6 +28,7 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
         warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
     tensors, states = collect(session.replica, world)
     random = world.gather(torch.get_rng_state().numpy().tobytes())
+    problem = ""
     if world.rank == 0:
         record = {
             "steps": session.steps,
@@ -42,8 +45,13 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
             "random": [state.hex() for state in random],
             "extra": extra,
         }
-        checkpoint.save(directory, step=session.steps, tensors=tensors, record=record)
-    world.exchange([])
+        try:
+            checkpoint.save(directory, step=session.steps, tensors=tensors, record=record)
+        except CheckpointError as error:
+            problem = str(error)
+    told = world.gather(problem.encode())[0]
+    if told:
+        raise CheckpointError(told.decode())
     telemetry.event("checkpoint", step=session.steps)
     return directory
 
@@ -65,7 +73,9 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
     for group, saved in zip(session.optimizer.param_groups, record["groups"], strict=True):
         group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
     if session.scheduler is not None and record["scheduler"] is not None:
-        session.scheduler.load_state_dict(record["scheduler"])
+        now = session.scheduler.state_dict()
+        saved = record["scheduler"]
+        session.scheduler.load_state_dict({key: _like(value, now.get(key)) for key, value in saved.items()})
     if record["workers"] == session.world.size:
         state = bytes.fromhex(record["random"][session.world.rank])
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -89,22 +99,33 @@ def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, A
     return tensors, record
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
     """Settings of an optimizer or a scheduler as JSON can hold them."""
-    plain: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key == "params":
-            continue
-        if isinstance(value, Tensor):
-            value = value.item()
-        plain[key] = list(value) if isinstance(value, tuple) else value
-    return plain
+    if isinstance(value, Tensor):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        items = {key: _plain(item) for key, item in value.items() if key != "params"}
+        # JSON has text for keys only: MultiStepLR counts its milestones by number.
+        return (
+            items
+            if all(isinstance(key, str) for key in items)
+            else {PAIRS: [[k, v] for k, v in items.items()]}
+        )
+    return value
 
 
 def _like(value: Any, example: Any) -> Any:
-    """What JSON made of a setting, back in the type that the optimizer has."""
+    """What JSON made of a setting, back in the type that the optimizer or the scheduler has."""
+    if isinstance(value, dict) and PAIRS in value:
+        return type(example)(dict(value[PAIRS]))
     if isinstance(example, tuple):
         return tuple(value)
     if isinstance(example, Tensor):
         return torch.full_like(example, value)
+    if isinstance(example, list) and len(example) == len(value):
+        return [_like(item, other) for item, other in zip(value, example, strict=True)]
+    if isinstance(value, dict) and isinstance(example, Mapping):
+        return {key: _like(item, example.get(key)) for key, item in value.items()}
     return value

@@ -8,6 +8,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,10 +25,11 @@ from manyhands.cluster.launchers import local
 from manyhands.cluster.world import World, join
 from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
-from manyhands.data.loading import gather, prefetch
+from manyhands.data.loading import empty_like, gather, prefetch, samples_in
 from manyhands.errors import PeerLost, UsageError
+from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
 from manyhands.replica.replica import Loss, Replica, Share
-from manyhands.replica.state import spread
+from manyhands.replica.state import average_buffers, give_back_state, spread
 from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
 from manyhands.stopwatch import Stopwatch
 
@@ -61,7 +63,7 @@ def session(
         clip_norm=clip_norm,
         seed=seed,
     )
-    _sessions.add(made)
+    _sessions.append(weakref.ref(made))
     return made
 
 
@@ -97,6 +99,9 @@ class Session:
         self.seed = seed
         self._clock = Stopwatch()
         self._closed = False
+        self._broken = ""
+        self._data: Any = None  # the data set whose samples the current steps use
+        self._last_data: Any = None
         self._total_bytes: list[float] = []
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         if self.out:
@@ -106,19 +111,28 @@ class Session:
 
     def _build(self, clip_norm: float | None) -> tuple[Replica, Comm]:
         """The replica and the comm that fit the strategy, the optimizer and the device."""
+        _same_model(self.model, self.world)
         device = next(self.model.parameters()).device.type
         shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
         if shared:
             host, lanes, comm = self.world.host, self.world.lanes, self.world.between_hosts()
         else:
             host, lanes = None, 1
-            if device != "cpu":
-                comm = self.world.between_devices()
-            elif self.strategy.topology == "native" or self.world.size == 1:
+            if (self.strategy.topology == "native" and device == "cpu") or self.world.size == 1:
                 comm = self.world.comm
+            elif device != "cpu":
+                comm = self.world.between_devices()
             else:
                 comm = self.world.scheduled(self.strategy.topology)
-        replica = Replica(self.model, self.optimizer, self._loss, host=host, lanes=lanes, clip_norm=clip_norm)
+        replica = Replica(
+            self.model,
+            self.optimizer,
+            self._loss,
+            host=host,
+            lanes=lanes,
+            clip_norm=clip_norm,
+            agree=comm.copy_,
+        )
         spread(replica, comm, self.world)
         return replica, comm
 
@@ -129,20 +143,30 @@ class Session:
 
         Gradients are weighted by samples over all workers, so batches may differ in size.
         """
+        parts = [(batch, samples) for batch in batches if (samples := samples_in(batch))]
+        with self._together():
+            self._clock.start()
+            return self._run(parts, self._open(STEP, samples=sum(samples for _, samples in parts)))
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """For what all workers do at once: whoever fails in it cannot take part in anything more."""
         if self._closed:
             raise UsageError("the session is closed; make a new one to go on training")
-        parts = [(batch, samples_in(batch)) for batch in batches]
-        return self._step([(batch, samples) for batch, samples in parts if samples])
+        if self._broken:
+            raise UsageError(
+                f"an earlier step failed ({self._broken}); the other workers could not wait, start again"
+            )
+        try:
+            yield
+        except BaseException as error:
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
 
-    def _step(self, parts: list[tuple[Any, int]]) -> float:
-        self._clock.start()
-        meeting = self._open(active=True, samples=sum(samples for _, samples in parts))
-        return self._run(parts, meeting)
-
-    def _run(self, parts: list[tuple[Any, int]], meeting: "_Meeting") -> float:
+    def _run(self, parts: list[tuple[Any, int]], meeting: Meeting) -> float:
         share = Share(parts=parts, total=meeting.total)
-        if not parts:
-            meeting.total()  # without a backward pass nobody else asks, and everyone has to
+        if not parts or not self.strategy.synchronous or len(self.world.hosts) == 1:
+            meeting.total()  # all workers must have asked before anything else is exchanged
         loss = self.strategy.step(self.replica, self.comm, share)
         self.replica.settle()
         if not self.replica.needs_closure and is_watched(self.optimizer):
@@ -150,7 +174,8 @@ class Session:
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
-        self.position += int(meeting.total())
+        if self._data is not None:
+            self.position += int(meeting.total())
         self.samples += int(meeting.total())
         if parts:
             self.last_loss = loss
@@ -158,16 +183,22 @@ class Session:
         telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
         return loss
 
-    def _open(self, *, active: bool, samples: int) -> "_Meeting":
-        """Tell everyone what this worker brings to the next step."""
+    def _open(self, purpose: int, *, samples: int = 0) -> Meeting:
+        """Tell everyone what this worker has come for, and what it brings."""
+        count = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        if count != self.replica.count:
+            raise UsageError(
+                f"the optimizer had {self.replica.count} parameters when the session was made and has {count} now; "
+                "close the session and make a new one"
+            )
         values = hyper_parameters(self.optimizer)
         digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
-        rows = self.world.start_exchange([float(active), float(samples), float(digest)])
-        return _Meeting(rows, self._same_hyper_parameters)
+        rows = self.world.start_exchange([float(purpose), float(samples), float(digest)])
+        return Meeting(rows, self._same_hyper_parameters)
 
     def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
         """Workers with data must agree; a worker without follows them, since it may own spans all the same."""
-        lead = next((rank for rank, row in enumerate(rows) if row[0]), None)
+        lead = next((rank for rank, row in enumerate(rows) if row[0] == STEP), None)
         if lead is None or all(row[2] == rows[lead][2] for row in rows):
             return
         mine = hyper_parameters(self.optimizer)
@@ -176,7 +207,7 @@ class Session:
             for payload in self.world.gather(struct.pack(f"{len(mine)}d", *mine))
         ]
         for rank, row in enumerate(rows):
-            if row[0] and everyone[rank] != everyone[lead]:
+            if row[0] == STEP and everyone[rank] != everyone[lead]:
                 pair = next((a, b) for a, b in zip(everyone[lead], everyone[rank], strict=True) if a != b)
                 raise UsageError(
                     f"the optimizer's settings differ between workers: {pair[0]:g} on worker {lead}, {pair[1]:g} on "
@@ -184,12 +215,9 @@ class Session:
                 )
         set_hyper_parameters(self.optimizer, everyone[lead])
 
-    def _gather_everyone(self) -> None:
-        """Take part in the others' steps, without data of our own, until all are here."""
-        while True:
-            meeting = self._open(active=False, samples=0)
-            if not meeting.anyone_active():
-                return
+    def _gather_everyone(self, purpose: int) -> None:
+        """Take part in the others' steps, without data of our own, until all have come for the same thing."""
+        while (meeting := self._open(purpose)).anyone_steps():
             self._run([], meeting)
 
     # The data
@@ -201,7 +229,8 @@ class Session:
 
         Either a data set (anything with a length and items) and the batch size per worker, or an iterable of batches
         that are already this worker's own. Workers may have different numbers of batches: whoever is out of data
-        takes part in the others' steps until all are. A loop left early has not finished the epoch: the next call
+        takes part in the others' steps until all are. A data set gives every worker the same number of batches; the
+        last one may be empty on some. A loop left early has not finished the epoch: the next call with the same data
         goes on with the samples that are left.
         """
         if batch_size is None:
@@ -209,15 +238,20 @@ class Session:
                 raise UsageError("session.batches(dataset) needs batch_size=… (samples per worker and step)")
             source: Iterable[Any] = data
         else:
+            if self._last_data is not None and self._last_data is not data:
+                self.position = 0  # what was left of other data says nothing about this
+            self._data = self._last_data = data
             source = self._shares(data, batch_size, shuffle)
         ahead = prefetch(source)
         self._clock.start()
         try:
             yield from ahead
-            self._gather_everyone()
+            with self._together():
+                self._gather_everyone(END_OF_DATA)
             self.epoch += 1
             self.position = 0
         finally:
+            self._data = None
             ahead.close()
             self._clock.stop()
 
@@ -229,7 +263,10 @@ class Session:
         for indices in ledger.shares(
             epoch, start=self.position, batch=batch_size, rank=self.world.rank, workers=self.world.size
         ):
-            yield gather(data, indices, epoch)
+            if len(indices):
+                yield gather(data, indices, epoch)
+            else:
+                yield empty_like(gather(data, torch.tensor([0]), epoch))
 
     # Evaluation
 
@@ -240,8 +277,11 @@ class Session:
 
         The running statistics of batch norm become the mean over all workers first.
         """
-        self._pause()
-        judges: dict[str, Measure] = {"loss": self._loss, **(measures or {})}
+        with self._together(), self.replica.judged():
+            return self._evaluate(data, batch_size, {"loss": self._loss, **(measures or {})})
+
+    def _evaluate(self, data: Any, batch_size: int, judges: dict[str, Measure]) -> dict[str, float]:
+        self._pause(EVALUATE)
         sums = dict.fromkeys(judges, 0.0)
         count = 0
         indices = torch.arange(self.world.rank, len(data), self.world.size)
@@ -252,7 +292,7 @@ class Session:
             samples = samples_in(batch)
             count += samples
             for name, judge in judges.items():
-                sums[name] += float(self.replica.score(batch, judge)) * samples
+                sums[name] += float(judge(self.model, batch)) * samples
         rows = self.world.exchange([float(count), *sums.values()])
         total = sum(row[0] for row in rows)
         if not total:
@@ -262,38 +302,27 @@ class Session:
         telemetry.event("evaluate", step=self.steps, epoch=self.epoch, **result)
         return result
 
-    def _pause(self) -> None:
+    def _pause(self, purpose: int) -> None:
         """Before anything that is not a step: everyone is here, and the buffers are the same everywhere."""
         self._clock.stop()
-        self._gather_everyone()
-        self._average_buffers()
-
-    def _average_buffers(self) -> None:
-        """The rule for buffers: between pauses each worker keeps its own; then floating-point ones become the mean over
-        all workers, others (counters) take worker 0's."""
-        if self.world.size == 1:
-            return
-        for buffer in self.model.buffers():
-            home = buffer.detach().to("cpu").contiguous().view(-1)
-            if not home.numel():
-                continue
-            if buffer.is_floating_point():
-                self.world.comm.mean_(home)
-            else:
-                self.world.comm.copy_(home)
-            buffer.copy_(home.view(buffer.shape))
+        self._gather_everyone(purpose)
+        average_buffers(self.model, self.world)
 
     # Saving and resuming
 
     def save(self, directory: Path | str | None = None, *, extra: Mapping[str, Any] | None = None) -> Path:
         """Write a complete checkpoint (worker 0 does the writing) and return the directory it is in."""
-        self._pause()
-        return resuming.save(self, self._checkpoints(directory), dict(extra or {}))
+        target = self._checkpoints(directory)
+        with self._together():
+            self._pause(SAVE)
+            return resuming.save(self, target, dict(extra or {}))
 
     def resume(self, directory: Path | str | None = None) -> dict[str, Any] | None:
         """Go on from the newest checkpoint there; returns what was given as `extra`, or None if there is none."""
-        self._pause()
-        return resuming.resume(self, self._checkpoints(directory))
+        target = self._checkpoints(directory)
+        with self._together():
+            self._pause(RESUME)
+            return resuming.resume(self, target)
 
     def _checkpoints(self, directory: Path | str | None) -> Path:
         if directory is not None:
@@ -327,23 +356,27 @@ class Session:
 
     def close(self) -> None:
         """Wait for everyone, write the summary, and leave the model usable by itself."""
-        if not self._closed:
+        if not self._closed and not self._broken:
             self.finish()
+            give_back_state(self.replica, self.world)
             self.replica.release()
 
     def finish(self) -> None:
         """Wait for everyone and write the summary; what happens at the end of a process that did not close."""
-        if self._closed:
+        if self._closed or self._broken:
             return
-        self._pause()
-        self._total_bytes = [sum(column) for column in zip(*self.world.exchange(_own_bytes()), strict=True)]
+        with self._together():
+            self._pause(FINISH)
+            self._total_bytes = [
+                sum(column) for column in zip(*self.world.exchange(_own_bytes()), strict=True)
+            ]
         self._closed = True
         telemetry.event("end", step=self.steps)
         if self.out and self.world.rank == 0:
             temporary = self.out / ".summary.json"
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.summary())))
             temporary.replace(self.out / "summary.json")
-        if self.out:
+        if self.out and all(other is self or other._closed for other in _open_sessions()):
             telemetry.close()
 
     def __enter__(self) -> "Session":
@@ -356,43 +389,22 @@ class Session:
             self.close()
 
 
+def _same_model(model: nn.Module, world: World) -> None:
+    """Workers that share memory must mean the same by it."""
+    shapes = [(name, tuple(param.shape), str(param.dtype)) for name, param in model.named_parameters()]
+    if not shapes:
+        raise UsageError("the model has no parameters; there is nothing to train")
+    digests = [int(row[0]) for row in world.exchange([float(zlib.crc32(repr(shapes).encode()))])]
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise UsageError(
+                f"worker {rank} has another model than worker 0; build the same one on all workers"
+            )
+
+
 def _own_bytes() -> list[float]:
     totals = telemetry.totals()
     return [float(totals.get(name, 0)) for name in ("bytes_sent", "shared_bytes")]
-
-
-class _Meeting:
-    """What all workers bring to a step; asking waits for the answer of the other hosts."""
-
-    def __init__(
-        self, rows: Callable[[], list[list[float]]], check: Callable[[list[list[float]]], None]
-    ) -> None:
-        self._answer = rows
-        self._check = check
-        self._rows: list[list[float]] | None = None
-
-    def _known(self) -> list[list[float]]:
-        if self._rows is None:
-            self._rows = self._answer()
-            self._check(self._rows)
-        return self._rows
-
-    def total(self) -> float:
-        return sum(row[1] for row in self._known())
-
-    def anyone_active(self) -> bool:
-        return any(row[0] for row in self._known())
-
-
-def samples_in(batch: Any) -> int:
-    """How many samples a batch of any structure has: the first dimension of the first tensor in it."""
-    if isinstance(batch, Tensor):
-        return int(batch.shape[0]) if batch.dim() else 1
-    if isinstance(batch, Mapping):
-        return samples_in(next(iter(batch.values()))) if batch else 0
-    if isinstance(batch, (list, tuple)):
-        return samples_in(batch[0]) if batch else 0
-    return len(batch) if hasattr(batch, "__len__") else 1
 
 
 def accuracy(model: nn.Module, batch: Any) -> Tensor:
@@ -411,20 +423,26 @@ def _world() -> World:
     if _current is None:
         keep_freed_memory()
         _current = join()
-        atexit.register(_leave)
+        atexit.register(_leave, os.getpid())
     return _current
 
 
-_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+_sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were made, the same on all workers
 
 
-def _leave() -> None:
-    """At exit: wait for the others, unless this process ends because of an error."""
+def _open_sessions() -> "list[Session]":
+    return [session for reference in _sessions if (session := reference()) is not None]
+
+
+def _leave(pid: int) -> None:
+    """At exit: wait for the others, unless this process ends because of an error or is a fork of the worker."""
     global _current
+    if os.getpid() != pid:
+        return
     if getattr(sys, "last_value", None) is None:
         # Whoever died meanwhile says why, and whoever told us to end knows it: there is nothing to add.
         with contextlib.suppress(PeerLost, SystemExit):
-            for open_session in list(_sessions):
+            for open_session in _open_sessions():
                 open_session.finish()
     if _current is not None:
         _current.close()

@@ -15,6 +15,7 @@ from manyhands import plan as plans
 from manyhands import strategies
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import check_workers, forget_records, make_directory, new_run, run_workers
+from manyhands.cluster import cores
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
@@ -104,6 +105,9 @@ def run(options: argparse.Namespace) -> int:
         _fetch(plan, seat)
     if seat.launcher != "alone":
         return _join(plan, seat, options)
+    # Written down: the same threads give the same bits, on a machine with other cores too.
+    threads = cores.layout(plan.cluster.workers, plan.cluster.threads).threads
+    plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(plan.cluster, threads=threads))
     with new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}") as out:
         if not options.resume:
             forget_records(out)

@@ -16,5 +16,6 @@ def keep_freed_memory() -> None:
     """Blocks up to 1 GiB come from the heap, and the heap is not shrunk."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_MMAP_THRESHOLD, _LIMIT)
-        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        # Older libraries refuse more than 32 MiB; one that refuses both is better left alone.
+        if libc.mallopt(_MMAP_THRESHOLD, _LIMIT) or libc.mallopt(_MMAP_THRESHOLD, 2**25):
+            libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)

@@ -50,7 +50,9 @@ class World:
             fd = _anonymous_memory() if seat.arena_fd is None else os.dup(seat.arena_fd)
             self.host = Host(fd, self.hosts[0], seat.rank)
         else:
-            self._store = dist.PrefixStore("manyhands", _meeting_place(seat))
+            # torchrun starts everyone again after a failure and keeps its store: each time gets keys of its own.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._store = dist.PrefixStore(f"manyhands/{attempt}", _meeting_place(seat))
             self.hosts, self.host = _find_hosts(self._store, seat)
         if len(self.hosts) > 1:
             self._connect()
@@ -215,13 +217,17 @@ def _open_memory(address: str) -> int | None:
     """The peer's memory through /proc, if that pid is here, may be opened, and holds the secret."""
     pid, fd, secret = address.split()
     try:
-        found = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        # In another container the same numbers may be anything: do not wait for it, do not take it as a terminal.
+        found = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
-    if os.pread(found, 16, 0) != bytes.fromhex(secret):
-        os.close(found)
-        return None
-    return found
+    try:
+        if os.pread(found, 16, 0) == bytes.fromhex(secret):
+            return found
+    except OSError:
+        pass
+    os.close(found)
+    return None
 
 
 def _interface_to(address: str) -> str | None:

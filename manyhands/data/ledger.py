@@ -28,7 +28,7 @@ class Ledger:
         """This worker's samples of each step from position `start` on.
 
         A step takes `batch` samples per worker. The last one may be short: it is divided evenly among as many workers
-        as can have two samples each, since batch norm cannot train on one; the others get none.
+        as can have two samples each, since batch norm cannot train on one; the others get an empty share.
         """
         order = self.order(epoch)
         for begin in range(start, self.length, batch * workers):
@@ -36,8 +36,8 @@ class Ledger:
             sharers = workers
             if len(taken) < batch * workers:
                 sharers = max(min(workers, len(taken) // 2), -(-len(taken) // batch))
-            if rank < sharers:
-                yield taken[len(taken) * rank // sharers : len(taken) * (rank + 1) // sharers]
+            first, last = (len(taken) * min(place, sharers) // sharers for place in (rank, rank + 1))
+            yield taken[first:last]
 
     def steps(self, batch: int, workers: int) -> int:
         return -(-self.length // (batch * workers))

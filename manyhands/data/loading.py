@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +26,32 @@ def gather(dataset: Samples, indices: Tensor, epoch: int) -> Any:
     if hasattr(dataset, "__getitems__"):
         return default_collate(dataset.__getitems__(numbers))
     return default_collate([dataset[number] for number in numbers])
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch has: of its fields the first tensor's first dimension, else the first one's length."""
+    if isinstance(batch, Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    fields = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if not isinstance(fields, (list, tuple)):
+        return len(batch) if hasattr(batch, "__len__") else 1
+    for field in fields:
+        if isinstance(field, Tensor) and field.dim():
+            return int(field.shape[0])
+    if not fields:
+        return 0
+    return samples_in(fields[0]) if isinstance(fields[0], Mapping) else len(fields[0])
+
+
+def empty_like(batch: Any) -> Any:
+    """A batch of the same structure without samples."""
+    if isinstance(batch, Mapping):
+        return {key: empty_like(value) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(empty_like(value) for value in batch)
+    if isinstance(batch, list):
+        return [empty_like(value) for value in batch if not isinstance(value, str)]
+    return batch[:0] if isinstance(batch, Tensor) and batch.dim() else batch
 
 
 class _Failure:

@@ -8,6 +8,7 @@ instead of repeated. A replica of one worker is the same code with one slot.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -56,6 +57,7 @@ class Replica:
         host: Host | None = None,
         lanes: int | None = None,
         clip_norm: float | None = None,
+        agree: Callable[[Tensor], None] = lambda vector: None,
         span_bytes: int = SPAN_BYTES,
     ) -> None:
         self.model = model
@@ -64,6 +66,7 @@ class Replica:
         self.needs_closure = needs_closure(optimizer)
         self._loss = loss
         self._clip_norm = clip_norm
+        self._agree = agree  # makes a vector of the first replica everyone's
         self._host = host
         self._index = host.index if host else 0
         self._workers = host.size if host else 1
@@ -74,8 +77,13 @@ class Replica:
         # Flat order is last parameter first.
         self._names.reverse()
         self._params.reverse()
+        self.parameters = self._params
+        self.count = len(self._params)
+        self._memory_from = host.arena.used if host else 0
         self._claim_memory(dtype)
+        self._memory_to = host.arena.used if host else 0
         self._move_in()
+        self.updates.take_over(list(self.owned), self._params)
         self._flags.fill_(1)
         self._all_used = torch.ones(len(self._params), dtype=torch.uint8)
         self.used = self._all_used
@@ -121,7 +129,7 @@ class Replica:
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
-        self._norms = self._vector(count, dtype)
+        self._norms = self._vector(count + 1, dtype)  # and, last, the norm of them all
         # Per worker: whether it has gradients at all in this step, and how many parameters got none.
         self._states = (
             self._vector(self._workers * 2, torch.int64, on_device=False).view(self._workers, 2).numpy()
@@ -193,7 +201,7 @@ class Replica:
                 weight = samples / share.total()
                 self._last_part = number == len(share.parts)
                 # Weighting the loss weights every gradient, at no cost.
-                loss.backward(None if weight == 1.0 else loss.new_tensor(weight))
+                loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
                 value += loss.item() * samples
         self._end()
         self.steps += 1
@@ -365,10 +373,15 @@ class Replica:
                 self._norms[index] = torch.linalg.vector_norm(self.grads[place.start : place.stop])
         if self._host:
             self._host.barrier()
-        # In the model's order, so that one worker gets the very bits of plain PyTorch.
-        norms = [self._norms[index] for index in range(len(self._params)) if index not in skipped]
-        norm = torch.linalg.vector_norm(torch.stack(norms[::-1])) if norms else torch.zeros(())
-        return torch.clamp(limit / (norm + 1e-6), max=1.0)
+        norm = self._norms[-1:]
+        if self.leads:
+            # In the model's order, so that one worker gets the very bits of plain PyTorch.
+            norms = [self._norms[index] for index in reversed(range(self.count)) if index not in skipped]
+            norm.copy_(torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(()))
+            self._agree(norm)  # another processor may have rounded otherwise
+        if self._host:
+            self._host.barrier()
+        return torch.clamp(limit / (norm[0] + 1e-6), max=1.0)
 
     def minimize(self, gradients: Callable[[], float]) -> float:
         """For optimizers that evaluate the loss several times in a step; `gradients` fills `grads` and returns it."""
@@ -388,15 +401,17 @@ class Replica:
 
     # What is not a step
 
-    def score(self, batch: Any, judge: Callable[[nn.Module, Any], Any]) -> Any:
-        """What `judge` makes of the model on a batch, without gradients and in evaluation mode."""
-        training = self.model.training
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """The model in evaluation mode and without gradients; afterwards every part of it as it was."""
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             with torch.no_grad():
-                return judge(self.model, batch)
+                yield
         finally:
-            self.model.train(training)
+            for module, training in modes:
+                module.training = training
 
     def release(self) -> None:
         """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
@@ -405,3 +420,7 @@ class Replica:
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()
+        if self._host:
+            self._host.barrier()
+            if self.leads and self._workers > 1:
+                self._host.arena.give_back(self._memory_from, self._memory_to)

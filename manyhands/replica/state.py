@@ -1,12 +1,14 @@
 """A replica's state as a checkpoint holds it: by parameter name, whatever the layout and the number of workers."""
 
+import struct
+import zlib
 from typing import Any
 
 import msgspec
 import torch
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyhands.cluster.world import World
 from manyhands.comm.comm import Comm
@@ -30,6 +32,36 @@ def spread(replica: Replica, comm: Comm, world: World) -> None:
             if home.numel():
                 world.comm.copy_(home)
                 buffer.copy_(home.view(buffer.shape))
+
+
+def average_buffers(model: nn.Module, world: World) -> None:
+    """The rule for buffers: between pauses each worker keeps its own; at a pause those that differ become the mean over
+    all workers if they are floating-point, and worker 0's otherwise (counters)."""
+    buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+    if world.size == 1 or not buffers:
+        return
+    homes = [buffer.detach().to("cpu").contiguous().view(-1) for buffer in buffers]
+    digests = [zlib.crc32(home.view(torch.uint8).numpy().tobytes()) for home in homes]
+    everyone = [
+        struct.unpack(f"{len(homes)}I", row) for row in world.gather(struct.pack(f"{len(homes)}I", *digests))
+    ]
+    for index, (buffer, home) in enumerate(zip(buffers, homes, strict=True)):
+        if all(row[index] == everyone[0][index] for row in everyone):
+            continue  # constants stay what they are, to the bit
+        if buffer.is_floating_point():
+            world.comm.mean_(home)
+        else:
+            world.comm.copy_(home)
+        buffer.copy_(home.view(buffer.shape))
+
+
+def give_back_state(replica: Replica, world: World) -> None:
+    """Put the optimizer's state where plain PyTorch keeps it: into the user's optimizer."""
+    tensors, states = collect(replica, world)
+    for param, place in zip(replica.parameters, replica.layout.places, strict=True):
+        for name, (kind, number) in states.get(place.name, {}).items():
+            value = number if kind == NUMBER else tensors[f"optimizer/{place.name}/{name}"].clone()
+            replica.optimizer.state[param][name] = value
 
 
 def _from_first(vector: Tensor, replica: Replica, comm: Comm) -> None:

@@ -181,7 +181,11 @@ class Updates:
             return
         for name, vector in self.vectors.items():
             value = state.get(name)
-            if isinstance(value, Tensor) and value.shape == piece.tensor.shape:
+            if (
+                isinstance(value, Tensor)
+                and value.shape == piece.tensor.shape
+                and value.dtype == vector.dtype
+            ):
                 home = vector[piece.slice].view(value.shape)
                 state[name] = home.copy_(value)
         piece.adopted = True
@@ -192,15 +196,23 @@ class Updates:
         for pieces in self._pieces.values():
             for piece in pieces:
                 for name, value in self._twin.state.get(piece.tensor, {}).items():
-                    if (
-                        name in self.vectors
-                        and isinstance(value, Tensor)
-                        and value.shape == piece.tensor.shape
-                    ):
+                    if name in self.vectors and _same_memory(value, self.vectors[name][piece.slice]):
                         value = None  # in the vector; named here so that a restore knows it existed
                     for index in piece.places:
                         known.setdefault(self._layout.places[index].name, {})[name] = value
         return known
+
+    def take_over(self, spans: Sequence[Span], params: Sequence[Tensor]) -> None:
+        """Begin with the state that the user's optimizer already has, if it has any."""
+        states: dict[str, dict[str, Any]] = {}
+        for param, place in zip(params, self._layout.places, strict=True):
+            for name, value in self._optimizer.state.get(param, {}).items():
+                if name in self.vectors and isinstance(value, Tensor) and tuple(value.shape) == place.shape:
+                    self.vectors[name][place.start : place.stop] = value.flatten()
+                    value = None
+                states.setdefault(place.name, {})[name] = value
+        if states:
+            self.restore(spans, states)
 
     def restore(self, spans: Sequence[Span], states: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over states as `export` gave them; the vectors are already filled."""
@@ -227,6 +239,10 @@ class Updates:
                         value = value.clone()
                     self._twin.state[piece.tensor][name] = value
                 piece.adopted = bool(known)
+
+
+def _same_memory(value: Any, home: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.data_ptr() == home.data_ptr() and value.numel() == home.numel()
 
 
 class _Piece:

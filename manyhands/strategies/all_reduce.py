@@ -47,5 +47,6 @@ class AllReduce:
     def _gradients(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         """The global gradient, and the global loss: a line search must decide alike everywhere."""
         loss = replica.backward(share)
+        replica.used = comm.any_(replica.used)
         comm.sum_(replica.grads)
         return comm.sum_of(loss * share.samples / share.total() if share.samples else 0.0)

@@ -1,6 +1,7 @@
 """What a session promises whatever the strategy: data, evaluation, buffers, saving and resuming."""
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,194 @@ def test_the_model_stands_by_itself_after_close() -> None:
         value = loss(model, Numbered(8)[0:8])
         value.backward()
         assert all(param.grad is not None for param in model.parameters())
+
+
+@pytest.mark.parametrize("where", ["save", "evaluate"])
+def test_pauses_inside_the_loop_when_the_last_step_has_too_few_samples(where: str, tmp_path: Path) -> None:
+    """49 samples, 2 × 4 per step: the 7th step has one sample, for one worker."""
+
+    def work(world: World) -> int:
+        session = make_session(world)
+        for batch in session.batches(Numbered(49), batch_size=4):
+            session.step(batch)
+            if session.steps == 7:
+                session.save(tmp_path) if where == "save" else session.evaluate(Numbered(9))
+        session.close()
+        return session.steps
+
+    assert in_threads(2, work) == [7, 7]
+
+
+def test_scripts_that_part_are_told_so() -> None:
+    def work(world: World) -> None:
+        session = make_session(world)
+        if world.rank:
+            session.evaluate(Numbered(8))
+        else:
+            session.close()
+
+    with pytest.raises(UsageError, match="worker 0 finishes while worker 1 evaluates"):
+        in_threads(2, work)
+
+
+def test_a_failed_step_breaks_the_session_instead_of_the_others_patience() -> None:
+    def work(world: World) -> str:
+        net = make_net()
+
+        def failing(model: nn.Module, batch: Any) -> Tensor:
+            raise ValueError("no such colour")
+
+        session = Session(net, two_groups(OPTIMIZERS["sgd"], net), failing, world=world)
+        with pytest.raises(ValueError, match="no such colour"):
+            session.step(Numbered(4)[0:4])
+        with pytest.raises(UsageError, match=r"an earlier step failed \(ValueError: no such colour\)"):
+            session.step(Numbered(4)[0:4])
+        session.close()
+        return "went on"
+
+    assert in_threads(1, work) == ["went on"]
+
+
+def test_evaluation_leaves_every_part_in_its_mode() -> None:
+    def work(world: World) -> list[bool]:
+        session = make_session(world)
+        session.model.train()
+        session.model.get_submodule("conv").eval()
+        session.evaluate(Numbered(8))
+        return [session.model.training, session.model.get_submodule("conv").training]
+
+    assert in_threads(1, work) == [[True, False]]
+
+
+def test_steps_outside_a_data_set_do_not_use_up_its_samples() -> None:
+    def work(world: World) -> int:
+        session = make_session(world)
+        session.step(Numbered(8)[0:8])
+        seen = 0
+        for batch in session.batches(Numbered(20), batch_size=4):
+            seen += len(batch[1])
+            session.step(batch)
+        return seen
+
+    assert sum(in_threads(2, work)) == 20
+
+
+def test_constant_buffers_keep_their_bits() -> None:
+    def work(world: World) -> Tensor:
+        net = nn.Linear(3, 2)
+        net.register_buffer("table", torch.linspace(0.1, 7.7, 50))
+        net.register_buffer("mask", torch.full((2,), torch.finfo(torch.float32).min))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        session = Session(net, optimizer, lambda model, batch: model(batch).square().mean(), world=world)
+        session.step(torch.ones(2, 3))
+        session.close()
+        return torch.cat([net.table, net.mask])
+
+    want = torch.cat([torch.linspace(0.1, 7.7, 50), torch.full((2,), torch.finfo(torch.float32).min)])
+    assert all(torch.equal(got, want) for got in in_threads(3, work))
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
+def test_the_optimizer_keeps_its_state_from_session_to_session(optimizer: str) -> None:
+    def work(world: World, sessions: int) -> list[Tensor]:
+        net = make_net()
+        user_optimizer = two_groups(OPTIMIZERS[optimizer], net)
+        for part in range(sessions):
+            session = Session(net, user_optimizer, loss, world=world)
+            for number in range(6 // sessions):
+                begin = 8 * (part * 6 // sessions + number)
+                session.step(Numbered(48)[begin + 4 * world.rank : begin + 4 * world.rank + 4])
+            session.close()
+        return [param.detach().clone() for param in net.parameters()]
+
+    whole = in_threads(2, lambda world: work(world, 1))
+    parts = in_threads(2, lambda world: work(world, 3))
+    assert_same_bits([whole[0], *parts])
+
+
+def test_memory_is_given_back_after_a_session() -> None:
+    def work(world: World) -> list[int]:
+        sizes = []
+        for _ in range(4):
+            net = nn.Linear(500, 500)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+            session = Session(net, optimizer, lambda model, batch: model(batch).square().mean(), world=world)
+            session.step(torch.ones(2, 500))
+            session.close()
+            world.host.barrier()
+            sizes.append(os.fstat(world.host.arena.fd).st_blocks * 512)
+        return sizes
+
+    first, *_, last = in_threads(2, work)[0]
+    assert last < first + 1_000_000, "four sessions of 4 MB each must not add up"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=12),
+        lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3),
+                torch.optim.lr_scheduler.MultiStepLR(optimizer, [2], 0.5),
+            ],
+            [3],
+        ),
+    ],
+)
+def test_schedulers_are_saved_and_go_on(make: Any, tmp_path: Path) -> None:
+    def work(world: World, stop: int | None) -> list[Tensor]:
+        def start() -> Session:
+            net = make_net()
+            optimizer = two_groups(OPTIMIZERS["momentum"], net)
+            return Session(net, optimizer, loss, world=world, scheduler=make(optimizer))
+
+        session = start()
+        for number in range(6):
+            session.step(Numbered(24)[4 * number : 4 * number + 4])
+            if number == stop:
+                session.save(tmp_path)
+                session.close()
+                session = start()
+                assert session.resume(tmp_path) == {}
+        session.close()
+        return [param.detach().clone() for param in session.model.parameters()]
+
+    (whole,) = in_threads(1, lambda world: work(world, None))
+    (parts,) = in_threads(1, lambda world: work(world, 2))
+    assert_same_bits([whole, parts])
+
+
+def test_new_parameters_and_other_models_are_refused() -> None:
+    def grown(world: World) -> None:
+        net = make_net()
+        optimizer = torch.optim.SGD(net.out.parameters(), lr=0.1)
+        session = Session(net, optimizer, loss, world=world)
+        optimizer.add_param_group({"params": list(net.into.parameters())})
+        session.step(Numbered(4)[0:4])
+
+    with pytest.raises(UsageError, match="had 2 parameters when the session was made and has 4 now"):
+        in_threads(1, grown)
+
+    def different(world: World) -> None:
+        net = nn.Linear(3, 2 + world.rank)
+        Session(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world)
+
+    with pytest.raises(UsageError, match="worker 1 has another model than worker 0"):
+        in_threads(2, different)
+
+
+def test_a_disk_that_fails_fails_everyone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    def work(world: World) -> str:
+        session = make_session(world)
+        with pytest.raises(CheckpointError) as failed:
+            session.save(tmp_path / "file" / "below")
+        return str(failed.value)
+
+    one, two = in_threads(2, work)
+    assert one == two

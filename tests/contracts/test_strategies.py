@@ -293,6 +293,15 @@ def test_frozen_parameters_stay_and_may_be_thawed(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", TOGETHER)
+def test_lbfgs_with_clipping_and_a_worker_without_data_stays_together(strategy: str) -> None:
+    def make(net: nn.Module) -> Optimizer:
+        return torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe")
+
+    steps = make_steps(3, lambda step, rank: [] if rank == 1 else [4])
+    assert_same_bits(together(3, strategy, make_net, make, steps, clip=0.05))
+
+
+@pytest.mark.parametrize("strategy", TOGETHER)
 def test_lbfgs_equals_one_process(strategy: str) -> None:
     def make(net: nn.Module) -> Optimizer:
         return torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from manyhands.data import gather, load, prefetch
+from manyhands.data.loading import empty_like, samples_in
 from manyhands.data.loading import prefetch as prefetch_in_module
 
 
@@ -152,3 +153,22 @@ def test_our_sets_are_ordinary_torch_data_sets() -> None:
     assert torch.equal(labels, expected[1])
     assert sum(1 for _ in data) == len(data)
     assert torch.equal(data[-1][0], data[len(data) - 1][0])
+
+
+def test_samples_in_batches_of_any_structure() -> None:
+    images = torch.zeros(5, 3, 4, 4)
+    assert samples_in(images) == 5
+    assert samples_in((images, torch.zeros(5))) == 5
+    assert samples_in([["a", "b", "c"], torch.zeros(3)]) == 3
+    assert samples_in((["one", "two"], ["x", "y"])) == 2
+    assert samples_in({"pixels": images, "labels": torch.zeros(5)}) == 5
+    assert samples_in(([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)], [{}, {}])) == 2
+    assert samples_in(()) == 0
+
+
+def test_an_empty_batch_has_the_structure_of_a_full_one() -> None:
+    batch = (torch.zeros(2, 3), {"labels": torch.zeros(2), "names": ["a", "b"]})
+    empty = empty_like(batch)
+    assert empty[0].shape == (0, 3)
+    assert empty[1]["names"] == []
+    assert samples_in(empty) == 0

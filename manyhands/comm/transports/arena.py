@@ -5,6 +5,7 @@ to clean up, nothing left after `kill -9` of everyone. A peer gets it by inherit
 """
 
 import contextlib
+import ctypes
 import mmap
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from manyhands.errors import MemoryShort
 
 PAGE = mmap.PAGESIZE
+_libc = ctypes.CDLL(None)
 RESERVE = 0.05  # of the host's memory: what the operating system and the page cache should keep
 
 
@@ -44,6 +46,15 @@ class Arena:
         region = self.map(length * dtype.itemsize)
         return torch.frombuffer(region, dtype=dtype, count=length)
 
+    @property
+    def used(self) -> int:
+        return self._used
+
+    def give_back(self, start: int, stop: int) -> None:
+        """Return the memory of a range to the kernel; whoever still looks at it sees zeros."""
+        # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+        _libc.fallocate(self.fd, 3, ctypes.c_int64(start), ctypes.c_int64(stop - start))
+
     def close(self) -> None:
         for region in self._maps:
             with contextlib.suppress(
@@ -60,7 +71,11 @@ def available_bytes() -> int:
     limit = _number("/sys/fs/cgroup/memory.max")
     if limit is not None:
         total = min(total, limit)
-        free = min(free, limit - (_number("/sys/fs/cgroup/memory.current") or 0))
+        # The page cache counts as used there, but the kernel gives it up when asked.
+        cache = sum(
+            int(_field("/sys/fs/cgroup/memory.stat", f"{kind}_file ")) for kind in ("active", "inactive")
+        )
+        free = min(free, limit - (_number("/sys/fs/cgroup/memory.current") or 0) + cache)
     return max(0, free - int(RESERVE * total))
 
 
@@ -75,6 +90,8 @@ def require_memory(needed: int, what: str) -> None:
 
 
 def _field(path: str, name: str) -> str:
+    if not Path(path).exists():
+        return "0"
     for line in Path(path).read_text().splitlines():
         if line.startswith(name):
             return line.split()[1]

@@ -6,6 +6,7 @@ Everything the other parts need is here in four words: `allocate` memory that al
 
 import contextlib
 import os
+import platform
 import select
 import struct
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.comm.transports.arena import Arena
 from manyhands.comm.transports.waiting import Counters
-from manyhands.errors import PeerLost
+from manyhands.errors import PeerLost, UsageError
 
 ROW = 64  # numbers one worker can put into an exchange
 
@@ -28,6 +29,11 @@ class Host:
         self.ranks = tuple(ranks)
         self.index = index
         self.size = len(self.ranks)
+        if self.size > 1 and platform.machine() not in ("x86_64", "AMD64"):
+            raise UsageError(
+                f"{self.size} workers on one host rely on the memory ordering of x86-64, and this is "
+                f"{platform.machine()}; use 1 worker per host here"
+            )
         self.arena = Arena(arena_fd)
         rows_bytes = 2 * self.size * ROW * 8
         # Spinning only helps while every worker has a core of its own.

@@ -1,0 +1,43 @@
+"""What all workers say to each other before a step, or before something that is not a step."""
+
+from collections.abc import Callable
+
+from manyhands.errors import UsageError
+
+# What a worker has come for.
+STEP, END_OF_DATA, EVALUATE, SAVE, RESUME, FINISH = range(6)
+WORDS = ("steps", "has reached the end of its data", "evaluates", "saves", "resumes", "finishes")
+
+Rows = list[list[float]]  # by rank: purpose, samples, digest of the optimizer's settings
+
+
+class Meeting:
+    """Everyone's purpose and samples; asking waits for the answer of the other hosts."""
+
+    def __init__(self, answer: Callable[[], Rows], check: Callable[[Rows], None]) -> None:
+        self._answer = answer
+        self._check = check
+        self._rows: Rows | None = None
+
+    def _known(self) -> Rows:
+        if self._rows is None:
+            self._rows = self._answer()
+            self._check(self._rows)
+        return self._rows
+
+    def total(self) -> float:
+        """Samples of all workers together."""
+        return sum(row[1] for row in self._known())
+
+    def anyone_steps(self) -> bool:
+        """Whether the others need us for a step; if nobody does, all must have come for the same thing."""
+        purposes = [int(row[0]) for row in self._known()]
+        if STEP in purposes:
+            return True
+        for rank, purpose in enumerate(purposes):
+            if purpose != purposes[0]:
+                raise UsageError(
+                    f"the scripts have parted: worker 0 {WORDS[purposes[0]]} while worker {rank} {WORDS[purpose]}; "
+                    "evaluate, save and leave loops at the same points on all workers"
+                )
+        return False
