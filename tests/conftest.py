@@ -6,16 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-# Sums of several threads round otherwise, and workers as threads of one process share the setting.
-torch.set_num_threads(1)
+# Sums of several threads round otherwise. Set before torch is imported, it holds for all threads of this process.
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 PATIENCE_S = 5.0
 
 
-def _left_behind(children: set[str], segments: set[str]) -> set[str]:
-    return (_children() - children) | (_segments() - segments)
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """No child process and no shared-memory segment outlives its test."""
+    before = _children() | _segments()
+    yield
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := (_children() | _segments()) - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"processes or segments left behind: {sorted(left)}"
 
 
 def _children() -> set[str]:
@@ -30,21 +36,3 @@ def _children() -> set[str]:
 
 def _segments() -> set[str]:
     return set(os.listdir("/dev/shm"))
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> Iterator[None]:
-    """No child process and no shared-memory segment outlives its test."""
-    children, segments = _children(), _segments()
-    environment = dict(os.environ)
-    yield
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := _left_behind(children, segments)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left, f"processes or segments left behind: {sorted(left)}"
-    changed = {
-        name
-        for name in environment.keys() | os.environ.keys()
-        if environment.get(name) != os.environ.get(name)
-    }
-    assert not changed - {"PYTEST_CURRENT_TEST"}, f"variables changed: {sorted(changed)}"
