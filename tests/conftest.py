@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,16 @@ def leaves_nothing_behind() -> Iterator[None]:
 def _children() -> set[str]:
     found: set[str] = set()
     for task in Path("/proc/self/task").iterdir():
-        try:
+        with suppress(OSError):  # a thread that ended while we looked
             found |= set((task / "children").read_text().split())
-        except OSError:
-            continue  # a thread that ended while we looked
-    return found
+    return {pid for pid in found if not _is_resource_tracker(pid)}
+
+
+def _is_resource_tracker(pid: str) -> bool:
+    """Python's own helper of `multiprocessing`, which stays as long as the process that needed it."""
+    with suppress(OSError):
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def _segments() -> set[str]:
