@@ -186,9 +186,10 @@ class Session:
     def _open(self, purpose: int, *, samples: int = 0) -> Meeting:
         """Tell everyone what this worker has come for, and what it brings."""
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        if count != self.replica.count:
+        known = len(self.replica.parameters)
+        if count != known:
             raise UsageError(
-                f"the optimizer had {self.replica.count} parameters when the session was made and has {count} now; "
+                f"the optimizer had {known} parameters when the session was made and has {count} now; "
                 "close the session and make a new one"
             )
         values = hyper_parameters(self.optimizer)

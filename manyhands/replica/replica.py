@@ -71,23 +71,21 @@ class Replica:
         self._index = host.index if host else 0
         self._workers = host.size if host else 1
         self.lanes = lanes or self._workers
-        self._names, self._params = trained(model, optimizer)
-        self._device, dtype = one_type(self._params)
+        self._names, self.parameters = trained(model, optimizer)
+        self._device, dtype = one_type(self.parameters)
         self.layout = self._lay_out(span_bytes // dtype.itemsize)
         # Flat order is last parameter first.
         self._names.reverse()
-        self._params.reverse()
-        self.parameters = self._params
-        self.count = len(self._params)
+        self.parameters.reverse()
         self._memory_from = host.arena.used if host else 0
         self._claim_memory(dtype)
-        self._memory_to = host.arena.used if host else 0
         self._move_in()
-        self.updates.take_over(list(self.owned), self._params)
+        self._memory_to = host.arena.used if host else 0
+        self.updates.take_over(list(self.owned), self.parameters)
         self._flags.fill_(1)
-        self._all_used = torch.ones(len(self._params), dtype=torch.uint8)
+        self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
-        self._arrived = bytearray(len(self._params))
+        self._arrived = bytearray(len(self.parameters))
         self._on_ready: OnReady | None = None
         self._last_part = False
         self._had_gaps = False
@@ -95,7 +93,7 @@ class Replica:
         self._gates = host.progress() if host else None
         self._gate = 0
         self._spans_of = [
-            tuple(s.index for s in self.spans if i in s.places) for i in range(len(self._params))
+            tuple(s.index for s in self.spans if i in s.places) for i in range(len(self.parameters))
         ]
         self._hooks: dict[int, Any] = {}
 
@@ -107,12 +105,12 @@ class Replica:
         whole = not is_element_wise(self.optimizer)
         shapes = [
             Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
-            for name, p in zip(self._names, self._params, strict=True)
+            for name, p in zip(self._names, self.parameters, strict=True)
         ]
         return lay_out(shapes, span_elements=span_elements, lanes=self.lanes)
 
     def _claim_memory(self, dtype: torch.dtype) -> None:
-        length, count = self.layout.length, len(self._params)
+        length, count = self.layout.length, len(self.parameters)
         if self._index == 0 and self._device.type == "cpu":
             vectors = 1 + self._workers + len(vector_states(self.optimizer))
             require_memory(
@@ -141,7 +139,7 @@ class Replica:
             self.params,
             self.grads,
             allocate=lambda: self._vector(length, dtype),
-            sparse=[index for index, param in enumerate(self._params) if id(param) in sparse],
+            sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
 
     def _vector(self, length: int, dtype: torch.dtype, on_device: bool = True) -> Tensor:
@@ -151,7 +149,7 @@ class Replica:
 
     def _move_in(self) -> None:
         """The first worker's values become everyone's, and the model's parameters become views of them."""
-        known = {id(param) for param in self._params}
+        known = {id(param) for param in self.parameters}
         others = [param for param in self.model.parameters() if id(param) not in known]
         edges = list(itertools.accumulate((-(-p.nbytes // 64) * 64 for p in others), initial=0))
         self.constants = self._vector(edges[-1], torch.uint8)  # frozen parameters: one copy per host as well
@@ -159,12 +157,12 @@ class Replica:
         for param, start in zip(others, edges, strict=False):
             views.append(self.constants[start : start + param.nbytes].view(param.dtype).view(param.shape))
         with torch.no_grad():
-            for param, view in zip([*self._params, *others], views, strict=True):
+            for param, view in zip([*self.parameters, *others], views, strict=True):
                 if self._index == 0:
                     view.copy_(param)
             if self._host:
                 self._host.barrier()
-            for param, view in zip([*self._params, *others], views, strict=True):
+            for param, view in zip([*self.parameters, *others], views, strict=True):
                 param.data = view
 
     @property
@@ -208,7 +206,7 @@ class Replica:
         return value / share.samples if share.samples else float("nan")
 
     def _begin(self, on_ready: OnReady | None) -> None:
-        self._arrived[:] = bytes(len(self._params))
+        self._arrived[:] = bytes(len(self.parameters))
         self._states[self._index] = (1, 0)
         self._on_ready = on_ready
         self._deferred.clear()
@@ -216,7 +214,7 @@ class Replica:
         self._waiting_for = [len(span.places) for span in self.spans]
         self._passed = 0
         self._pending = list(self.owned) if on_ready else []
-        for index, param in enumerate(self._params):
+        for index, param in enumerate(self.parameters):
             param.grad = None
             if param.requires_grad and index not in self._hooks:  # at the first step, or thawed since
                 self._hooks[index] = param.register_post_accumulate_grad_hook(partial(self._arrive, index))
@@ -276,7 +274,7 @@ class Replica:
         No parameter changes before this point. Another worker's backward pass may still read any of them, and a
         worker that dies before it leaves the parameters as they were.
         """
-        for index, param in enumerate(self._params):
+        for index, param in enumerate(self.parameters):
             if param.grad is not None:  # used by an earlier batch of this step and not by the last one
                 self._arrive(index, param)
         self._last_part = False
@@ -376,7 +374,9 @@ class Replica:
         norm = self._norms[-1:]
         if self.leads:
             # In the model's order, so that one worker gets the very bits of plain PyTorch.
-            norms = [self._norms[index] for index in reversed(range(self.count)) if index not in skipped]
+            norms = [
+                self._norms[index] for index in reversed(range(len(self.parameters))) if index not in skipped
+            ]
             norm.copy_(torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(()))
             self._agree(norm)  # another processor may have rounded otherwise
         if self._host:
@@ -390,12 +390,12 @@ class Replica:
             loss = gradients()
             if self._clip_norm is not None:
                 self.grads.mul_(self._clip_factor(self._clip_norm))
-            for param, place in zip(self._params, self.layout.places, strict=True):
+            for param, place in zip(self.parameters, self.layout.places, strict=True):
                 param.grad = self.grads[place.start : place.stop].view(place.shape)
             return loss
 
         first = self.optimizer.step(closure)
-        for param in self._params:
+        for param in self.parameters:
             param.grad = None
         return float(first) if first is not None else float("nan")
 

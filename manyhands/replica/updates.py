@@ -30,6 +30,8 @@ ELEMENT_WISE: tuple[type[Optimizer], ...] = (
     torch.optim.ASGD,
 )
 
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
+
 
 def is_element_wise(optimizer: Optimizer) -> bool:
     """Exactly one of the known classes: a subclass may do anything."""
@@ -48,7 +50,7 @@ def twin(optimizer: Optimizer) -> Optimizer:
     copy.__dict__.update(optimizer.__dict__)
     copy.__dict__.pop("step", None)  # a scheduler replaces it on the original, to see that it is called
     copy.__dict__.update(state=defaultdict(dict), param_groups=[])
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+    for name in _HOOKS:
         if name in copy.__dict__:
             copy.__dict__[name] = type(copy.__dict__[name])()
     return copy
@@ -57,8 +59,7 @@ def twin(optimizer: Optimizer) -> Optimizer:
 def is_watched(optimizer: Optimizer) -> bool:
     """Whether someone wants to see `step` called on the original: hooks, or a scheduler that replaced the method."""
     state = vars(optimizer)
-    hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    return "step" in state or any(state.get(name) for name in hooks)
+    return "step" in state or any(state.get(name) for name in _HOOKS)
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
