@@ -131,7 +131,7 @@ class Session:
             host=host,
             lanes=lanes,
             clip_norm=clip_norm,
-            agree=comm.copy_,
+            agree=comm.copy_ if self.strategy.synchronous else None,
         )
         spread(replica, comm, self.world)
         return replica, comm
