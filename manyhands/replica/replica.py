@@ -21,6 +21,7 @@ from manyhands import telemetry
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
 from manyhands.replica.gradients import Gradients, OnReady
+from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Layout, Shape, Span, lay_out
 from manyhands.replica.parameters import one_type, sparse_ids, trained
 from manyhands.replica.updates import Updates, is_element_wise, needs_closure, vector_states
@@ -54,6 +55,7 @@ class Replica:
         loss: Loss,
         *,
         host: Host | None = None,
+        together: bool = True,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -63,12 +65,15 @@ class Replica:
         self.optimizer = optimizer
         self.steps = 0
         self.needs_closure = needs_closure(optimizer)
+        self.kept = Kept()
         self._loss = loss
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
-        self._host = host
-        self._index = host.index if host else 0
-        self._workers = host.size if host else 1
+        self._home = host  # whose memory the parameters are in
+        # The workers that add up their gradients and divide the updates; without them each updates everything.
+        self._host = host if together else None
+        self._index = self._host.index if self._host else 0
+        self._workers = self._host.size if self._host else 1
         self.lanes = lanes or self._workers
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
@@ -103,10 +108,10 @@ class Replica:
 
     def _claim_memory(self, dtype: torch.dtype) -> None:
         length, count = self.layout.length, len(self.parameters)
-        if self._index == 0 and self._device.type == "cpu":
+        if self.leads and self._device.type == "cpu":
             vectors = 2 + len(vector_states(self.optimizer))
             require_memory(vectors * length * dtype.itemsize, "parameters, gradients and optimizer state")
-        self.params = self._vector(length, dtype)
+        self.params = self._common_vector(length, dtype)
         total = self._vector(length, dtype)
         owners = [self.lane(span) % self._workers for span in self.spans]
         self._gradients = Gradients(self.layout, total, owners, self._host)
@@ -122,11 +127,18 @@ class Replica:
             self.layout,
             self.params,
             total,
-            allocate=lambda: self._vector(length, dtype),
+            allocate=lambda: self._common_vector(length, dtype),
             sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
 
+    def _common_vector(self, length: int, dtype: torch.dtype) -> Tensor:
+        """What there is one of per host."""
+        if self._home and self._home.size > 1:
+            return self._home.allocate(length, dtype)
+        return self._vector(length, dtype)
+
     def _vector(self, length: int, dtype: torch.dtype, on_device: bool = True) -> Tensor:
+        """What the workers that step together have in common."""
         if self._host and self._workers > 1:
             return self._host.allocate(length, dtype)
         return torch.zeros(length, dtype=dtype, device=self._device if on_device else "cpu")
@@ -136,16 +148,18 @@ class Replica:
         known = {id(param) for param in self.parameters}
         others = [param for param in self.model.parameters() if id(param) not in known]
         edges = list(itertools.accumulate((-(-p.nbytes // 64) * 64 for p in others), initial=0))
-        self.constants = self._vector(edges[-1], torch.uint8)  # frozen parameters: one copy per host as well
+        self.constants = self._common_vector(
+            edges[-1], torch.uint8
+        )  # frozen parameters: one copy per host as well
         views = [self.params[place.start : place.stop].view(place.shape) for place in self.layout.places]
         for param, start in zip(others, edges, strict=False):
             views.append(self.constants[start : start + param.nbytes].view(param.dtype).view(param.shape))
         with torch.no_grad():
             for param, view in zip([*self.parameters, *others], views, strict=True):
-                if self._index == 0:
+                if self.leads:
                     view.copy_(param)
-            if self._host:
-                self._host.barrier()
+            if self._home:
+                self._home.barrier()
             for param, view in zip([*self.parameters, *others], views, strict=True):
                 param.data = view
 
@@ -165,7 +179,7 @@ class Replica:
     @property
     def leads(self) -> bool:
         """Whether this worker speaks for the replica where one must."""
-        return self._index == 0
+        return self._home is None or self._home.index == 0
 
     # One step: backward on every worker, then apply by the owners, then settle
 
@@ -314,6 +328,10 @@ class Replica:
             param.grad = None
         return float(first) if first is not None else float("nan")
 
+    def keep(self, name: str, start: Tensor | None = None) -> Tensor:
+        """A vector of the strategy's own, saved and restored: at first a copy of `start`, or zeros like `params`."""
+        return self.kept.get_or_make(name, self.params, start)
+
     # What is not a step
 
     @contextmanager
@@ -335,7 +353,7 @@ class Replica:
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()
-        if self._host:
-            self._host.barrier()
-            if self.leads and self._workers > 1:
-                self._host.arena.give_back(self._memory_from, self._memory_to)
+        if self._home:
+            self._home.barrier()
+            if self.leads and self._home.size > 1:
+                self._home.arena.give_back(self._memory_from, self._memory_to)
