@@ -138,7 +138,7 @@ class Replica:
             self.layout,
             self.params,
             self.grads,
-            allocate=lambda: self._vector(length, dtype),
+            allocate=lambda name: self._vector(length, dtype),
             sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
 
