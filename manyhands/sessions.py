@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from manyhands import resuming, strategies, telemetry
+from manyhands import resuming, served, strategies, telemetry
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.launchers import local
+from manyhands.cluster.seat import Seat, own_seat
 from manyhands.cluster.world import World, join
 from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
@@ -29,8 +30,9 @@ from manyhands.data.loading import empty_like, gather, prefetch, samples_in
 from manyhands.errors import PeerLost, UsageError
 from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
 from manyhands.replica.replica import Loss, Replica, Share
-from manyhands.replica.state import average_buffers, give_back_state, spread
+from manyhands.replica.state import States, average_buffers, collect, give_back_state, spread
 from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
+from manyhands.servers.client import Servers
 from manyhands.stopwatch import Stopwatch
 from manyhands.strategies import Asked
 
@@ -49,11 +51,15 @@ def session(
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
 
+    A process that was started as a server serves, and ends with the run: it does not return from this call.
+
     `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
     the session. `clip_norm` limits the global norm of the gradient. `strategy` is for scripts that insist on one;
     normally the launcher chooses.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
+    if own_seat().server is not None:
+        _serve(model, optimizer, text)
     made = Session(
         model,
         optimizer,
@@ -87,9 +93,7 @@ class Session:
         self.world = world
         self.strategy_text = strategy  # as a person wrote it: reports show the name they know
         self.strategy = strategies.parse(strategy)
-        self.strategy.check(
-            Asked(workers=world.size, optimizer=type(optimizer).__name__.lower(), hosts=len(world.hosts))
-        )
+        strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts=len(world.hosts)))
         self.model = model
         self.steps = 0
         self.epoch = 0
@@ -112,6 +116,8 @@ class Session:
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
+        self.servers: Servers | None = None
+        self.staleness: dict[str, Any] | None = None
         self.replica, self.comm = self._build(clip_norm)
         telemetry.event("start", workers=world.size, strategy=strategy)
 
@@ -119,6 +125,10 @@ class Session:
         """The replica and the comm that fit the strategy, the optimizer and the device."""
         _same_model(self.model, self.world)
         device = next(self.model.parameters()).device.type
+        if self.strategy.rule is not None:
+            parts = served.join(self.model, self.optimizer, self._loss, self.world, self.strategy.rule)
+            replica, comm, self.servers = parts
+            return replica, comm
         shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
         if shared:
             host, lanes, comm = self.world.host, self.world.lanes, self.world.between_hosts()
@@ -233,6 +243,8 @@ class Session:
 
     def _gather_everyone(self, purpose: int) -> None:
         """Take part in the others' steps, without data of our own, until all have come for the same thing."""
+        if not self.strategy.lockstep:
+            self.strategy.leave(self.replica, self.comm)
         while (meeting := self._open(purpose)).anyone_steps():
             self._run([], meeting)
         if not self.strategy.lockstep:
@@ -360,12 +372,19 @@ class Session:
             )
         return self.out / "checkpoints"
 
+    def collect(self) -> tuple[dict[str, Tensor], States]:
+        """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
+        if self.servers is not None:
+            return served.collect(self.servers, self.replica, self.world)
+        return collect(self.replica, self.world)
+
     # The end
 
     def summary(self) -> dict[str, Any]:
         """What the run did so far, as `summary.json` has it; bytes are this worker's until the session is closed,
         then everyone's."""
         bytes_sent, shared_bytes = self._total_bytes or _own_bytes()
+        more = {"servers": self.world.servers, "staleness": self.staleness} if self.servers else {}
         return {
             "samples_per_second": round(self._clock.rate(), 2),
             "loss": self.measured.get("loss", self.last_loss),
@@ -379,24 +398,35 @@ class Session:
             "bytes_sent": int(bytes_sent),
             "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),
+            **more,
         }
 
     def close(self) -> None:
         """Wait for everyone, write the summary, and leave the model usable by itself."""
         if not self._closed and not self._broken:
-            self.finish()
-            give_back_state(self.replica, self.world)
+            self._end()
+            give_back_state(self.replica, *self.collect())
             self.replica.release()
+            if self.servers is not None:
+                self.servers.close()
 
     def finish(self) -> None:
         """Wait for everyone and write the summary; what happens at the end of a process that did not close."""
-        if self._closed or self._broken:
-            return
+        if not self._closed and not self._broken:
+            self._end()
+            if self.servers is not None:
+                self.servers.close()
+
+    def _end(self) -> None:
         with self._together():
             self._pause(FINISH)
             self._total_bytes = [
                 sum(column) for column in zip(*self.world.exchange(_own_bytes()), strict=True)
             ]
+            if self.servers is not None:
+                reports = served.report(self.servers, self.world)
+                self._total_bytes[0] += sum(one.bytes_sent for one in reports)
+                self.staleness = served.staleness(reports)
         self._closed = True
         telemetry.event("end", step=self.steps)
         if self.out and self.world.rank == 0:
@@ -427,6 +457,21 @@ def _same_model(model: nn.Module, world: World) -> None:
             raise UsageError(
                 f"worker {rank} has another model than worker 0; build the same one on all workers"
             )
+
+
+def _asked(seat: Seat, optimizer: Optimizer, hosts: int | None = None) -> Asked:
+    name = type(optimizer).__name__.lower()
+    return Asked(workers=seat.workers, servers=seat.servers, optimizer=name, hosts=hosts)
+
+
+def _serve(model: nn.Module, optimizer: Optimizer, text: str) -> NoReturn:
+    """This process is a server: it has no more of the script to run."""
+    seat = own_seat()
+    strategy = strategies.parse(text)
+    strategies.admit(strategy, _asked(seat, optimizer))
+    assert strategy.rule is not None
+    served.be_a_server(seat, model, optimizer, strategy.rule)
+    raise SystemExit(0)
 
 
 def _own_bytes() -> list[float]:

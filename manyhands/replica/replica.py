@@ -21,10 +21,11 @@ from manyhands import telemetry
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
+from manyhands.replica.home import Home
 from manyhands.replica.kept import Kept
-from manyhands.replica.layout import Layout, Shape, Span, lay_out
-from manyhands.replica.parameters import one_type, sparse_ids, trained
-from manyhands.replica.updates import Updates, is_element_wise, needs_closure, vector_states
+from manyhands.replica.layout import Span
+from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
+from manyhands.replica.updates import Updates, needs_closure, vector_states
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 
@@ -60,6 +61,7 @@ class Replica:
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
         span_bytes: int = SPAN_BYTES,
+        home: Home | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -69,13 +71,14 @@ class Replica:
         self._loss = loss
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
+        self.home = home
         self._host = host
         self._index = host.index if host else 0
         self._workers = host.size if host else 1
         self.lanes = lanes or self._workers
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
-        self.layout = self._lay_out(span_bytes // dtype.itemsize)
+        self.layout = lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes)
         # Flat order is last parameter first.
         self._names.reverse()
         self.parameters.reverse()
@@ -83,7 +86,8 @@ class Replica:
         self._claim_memory(dtype)
         self._move_in()
         self._memory_to = host.arena.used if host else 0
-        self.updates.take_over(list(self.owned), self.parameters)
+        if not home:
+            self.updates.take_over(list(self.owned), self.parameters)
         self._flags.fill_(1)
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
@@ -101,26 +105,18 @@ class Replica:
 
     # Setting up
 
-    def _lay_out(self, span_elements: int) -> Layout:
-        group_of = {id(p): g for g, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        sparse = sparse_ids(self.model)
-        whole = not is_element_wise(self.optimizer)
-        shapes = [
-            Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
-            for name, p in zip(self._names, self.parameters, strict=True)
-        ]
-        return lay_out(shapes, span_elements=span_elements, lanes=self.lanes)
-
     def _claim_memory(self, dtype: torch.dtype) -> None:
         length, count = self.layout.length, len(self.parameters)
-        if self._index == 0 and self._device.type == "cpu":
+        if self._index == 0 and self._device.type == "cpu" and not self.home:
             vectors = 1 + self._workers + len(vector_states(self.optimizer))
             require_memory(
                 vectors * length * dtype.itemsize,
                 f"parameters, optimizer state and the gradients of {self._workers} workers",
             )
-        self.params = self._vector(length, dtype)
-        self._slots = [self._vector(length, dtype) for _ in range(self._workers)]
+        self.params = self.home.params if self.home else self._vector(length, dtype)
+        self._slots = [
+            self.home.grads if self.home else self._vector(length, dtype) for _ in range(self._workers)
+        ]
         self.grads = self._slots[0]  # where the sum over the workers of this replica is made
         self._slot_views = [
             self._slots[self._index][place.start : place.stop].view(place.shape)
@@ -140,7 +136,7 @@ class Replica:
             self.layout,
             self.params,
             self.grads,
-            allocate=lambda name: self._vector(length, dtype),
+            allocate=None if self.home else lambda name: self._vector(length, dtype),
             sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
 
@@ -158,14 +154,20 @@ class Replica:
         views = [self.params[place.start : place.stop].view(place.shape) for place in self.layout.places]
         for param, start in zip(others, edges, strict=False):
             views.append(self.constants[start : start + param.nbytes].view(param.dtype).view(param.shape))
+        skip = len(self.parameters) if self.home and not self.home.fills else 0
         with torch.no_grad():
-            for param, view in zip([*self.parameters, *others], views, strict=True):
+            for param, view in list(zip([*self.parameters, *others], views, strict=True))[skip:]:
                 if self._index == 0:
                     view.copy_(param)
             if self._host:
                 self._host.barrier()
             for param, view in zip([*self.parameters, *others], views, strict=True):
                 param.data = view
+
+    @property
+    def arrived(self) -> Sequence[int]:
+        """Per parameter, whether it has got a gradient in this step."""
+        return self._arrived
 
     @property
     def spans(self) -> tuple[Span, ...]:

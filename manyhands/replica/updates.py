@@ -93,7 +93,7 @@ class Updates:
         layout: Layout,
         params: Tensor,
         grads: Tensor | None,
-        allocate: Callable[[str], Tensor],
+        allocate: Callable[[str], Tensor] | None,
         sparse: Iterable[int] = (),
     ) -> None:
         self._optimizer = optimizer
@@ -106,7 +106,8 @@ class Updates:
         self._grads = grads
         self._sparse = frozenset(sparse)
         # One copy per host, visible to all its workers: whoever owns a span writes its part of these.
-        self.vectors: dict[str, Tensor] = {name: allocate(name) for name in vector_states(optimizer)}
+        names = vector_states(optimizer) if allocate else []
+        self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
         self._pieces: dict[int, list[_Piece]] = {}
 
     def apply(

@@ -23,7 +23,14 @@ class Memory:
     """The common vectors; each is mapped when first asked for."""
 
     def __init__(
-        self, arena: Arena, *, length: int, dtype: torch.dtype, groups: int, workers: int, states: Sequence[str]
+        self,
+        arena: Arena,
+        *,
+        length: int,
+        dtype: torch.dtype,
+        groups: int,
+        workers: int,
+        states: Sequence[str],
     ) -> None:
         self._arena = arena
         self._dtype = dtype
@@ -52,6 +59,10 @@ class Memory:
     def state(self, name: str) -> Tensor:
         """An optimizer state with one element per parameter."""
         return self._vector(f"state/{name}", self._length, self._dtype)
+
+    def vector(self, name: str) -> Tensor:
+        """A vector as messages name it: the parameters or a state."""
+        return self.params if name == "params" else self.state(name)
 
     def versions(self, groups: int) -> Tensor:
         """How many updates each group has had; its owner writes."""

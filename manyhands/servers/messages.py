@@ -15,7 +15,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     number: int
 
 
-class Hello(Said):
+class Hello(Said, frozen=True):
     """The first thing a worker says: who it is, and what it means by the flat vector."""
 
     worker: int
@@ -23,7 +23,7 @@ class Hello(Said):
     secret: bytes = b""  # on the servers' own host: what only those who share its memory can know
 
 
-class Push(Said):
+class Push(Said, frozen=True):
     """A gradient of one group, to be answered with `Values` once applied and fresh enough to go on with."""
 
     group: int
@@ -34,45 +34,45 @@ class Push(Said):
     settings: tuple[float, ...] | None = None  # the optimizer's numbers, where a scheduler has changed them
 
 
-class Finish(Said):
+class Finish(Said, frozen=True):
     """All gradients of a step are pushed."""
 
     step: int
 
 
-class Leave(Said):
+class Leave(Said, frozen=True):
     """Out of data: nobody need wait for this worker until all have left."""
 
 
-class Pull(Said):
+class Pull(Said, frozen=True):
     """A group of a vector as it is now: of the parameters, or of an optimizer state."""
 
     group: int
     vector: str = "params"
 
 
-class Put(Said):
+class Put(Said, frozen=True):
     """The value of a group of a vector: at the start, and after a checkpoint was read."""
 
     group: int
     vector: str = "params"
 
 
-class AskState(Said):
+class AskState(Said, frozen=True):
     """What the optimizer knows besides vectors, of the groups that this server owns."""
 
 
-class GiveState(Said):
+class GiveState(Said, frozen=True):
     """The same, from a checkpoint; the vectors have been put before."""
 
     states: bytes
 
 
-class AskReport(Said):
+class AskReport(Said, frozen=True):
     """What the server has counted."""
 
 
-class Bye(Said):
+class Bye(Said, frozen=True):
     """The worker is done; a server ends when all are."""
 
 
@@ -112,9 +112,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
     reason: str
 
 
-Request = (
-    Hello | Push | Finish | Leave | Pull | Put | AskState | GiveState | AskReport | Bye
-)  # from a worker
+Request = Hello | Push | Finish | Leave | Pull | Put | AskState | GiveState | AskReport | Bye  # from a worker
 Answer = Values | Done | State | Report | Refusal  # from a server
 
 _encoder = msgspec.msgpack.Encoder()
@@ -130,12 +128,14 @@ def encode(message: Request | Answer) -> bytes:
     return _encoder.encode(message)
 
 
-def request(content: Any) -> Request:
-    return _decode(_requests, content)
+def request(content: bytes) -> Request:
+    said: Request = _decode(_requests, content)
+    return said
 
 
-def answer(content: Any) -> Answer:
-    return _decode(_answers, content)
+def answer(content: bytes) -> Answer:
+    said: Answer = _decode(_answers, content)
+    return said
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[Any]", content: Any) -> Any:

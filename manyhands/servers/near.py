@@ -16,8 +16,8 @@ from torch import Tensor
 
 from manyhands import telemetry
 from manyhands.errors import PeerLost, UsageError
-from manyhands.servers.messages import Hello, NotAMessage, request
 from manyhands.servers.memory import Memory
+from manyhands.servers.messages import Hello, NotAMessage, request
 
 Said = tuple[int, bytes, None]  # the worker, the header; the vector is in common memory
 

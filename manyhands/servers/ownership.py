@@ -1,8 +1,8 @@
 """Which server owns which part of the flat vector: a pure function, the same on workers and servers.
 
 Spans that follow each other form a **group**: what one message carries. A group is a few megabytes, so that a
-backward pass makes few messages and the first leave early. Groups go to the servers in turn, each to the one that has the
-fewest elements so far, so all servers have work from the beginning of the backward pass to its end.
+backward pass makes few messages and the first leave early. Each group goes to the server that has the fewest
+elements so far, so all servers have work from the beginning of the backward pass to its end.
 """
 
 from collections.abc import Sequence

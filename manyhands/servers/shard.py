@@ -78,6 +78,10 @@ class Shard:
         self._leads: Counter[int] = Counter()
         self._count = 0
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._sum.dtype
+
     def expects(self, message: Request) -> int | None:
         """How many bytes must come with a message that travels over the network; None: it is not for us."""
         if isinstance(message, (Push, Put, Pull)):
@@ -86,7 +90,7 @@ class Shard:
                 return None
             if isinstance(message, Pull) or getattr(message, "empty", False):
                 return 0
-            return group.length * self._sum.element_size()
+            return group.length * self.dtype.itemsize
         return 0
 
     def handle(self, worker: int, message: Request, payload: Tensor | None) -> Iterator[Reply]:
@@ -97,6 +101,7 @@ class Shard:
             yield from self._apply_all(self._clocks.finish(worker, message.step))
         elif isinstance(message, Leave):
             yield from self._apply_all(self._clocks.leave(worker))
+            yield from self._answer_all(worker)
             yield worker, Done(number=message.number), None
         elif isinstance(message, Pull):
             yield self._values(worker, self._groups[message.group], message.vector)
@@ -139,6 +144,13 @@ class Shard:
                 still.append((worker, group, step))
         self._unanswered = still
 
+    def _answer_all(self, worker: int) -> Iterator[Reply]:
+        """A worker that has left does not go on with what it reads, so it need not be fresh."""
+        for other, group, _ in self._unanswered:
+            if other == worker:
+                yield self._values(worker, self._groups[group], "params")
+        self._unanswered = [entry for entry in self._unanswered if entry[0] != worker]
+
     def _apply(self, group: Group, workers: tuple[int, ...]) -> None:
         """One update of a group by the sum of these workers' gradients."""
         gradients = [self._gradients.pop((worker, group.index)) for worker in workers]
@@ -147,7 +159,9 @@ class Shard:
             skipped = frozenset(given[0].push.missing).intersection(*(g.push.missing for g in given[1:]))
             with telemetry.timed("update"):
                 for span in group.spans:
-                    parts = [g.vector[span.start - g.at : span.stop - g.at] for g in given if g.vector is not None]
+                    parts = [
+                        g.vector[span.start - g.at : span.stop - g.at] for g in given if g.vector is not None
+                    ]
                     self._updates.apply(span, skipped, gradient=self._added(parts))
             self._note(group, workers, gradients)
         for worker, gradient in zip(workers, gradients, strict=True):

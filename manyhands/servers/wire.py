@@ -8,6 +8,7 @@ where they arrived, without a copy of ours.
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import zmq
@@ -30,8 +31,11 @@ make_keys = zmq.curve_keypair
 """A public and a secret key; the secret one never leaves its process."""
 
 
-def _bytes_of(vector: Tensor) -> memoryview:
-    return memoryview(vector.view(torch.uint8).numpy())
+def _frames(content: bytes, vector: Tensor | None) -> list[Any]:
+    """What ZeroMQ sends: the header, and the vector's memory as it is."""
+    frames = [content] if vector is None else [content, vector.view(torch.uint8).numpy()]
+    telemetry.count("bytes_sent", sum(len(frame) for frame in frames))
+    return frames
 
 
 def _tensor_of(frame: zmq.Frame) -> Tensor:
@@ -74,7 +78,7 @@ class WirePort:
 
     def fds(self) -> Iterator[int]:
         for part in (self._socket, self._door, self._monitor):
-            yield part.getsockopt(zmq.FD)
+            yield int(part.getsockopt(zmq.FD))
 
     def take(self) -> Iterator[Said]:
         """What has come; every socket is emptied, since its descriptor tells of news only once."""
@@ -123,11 +127,9 @@ class WirePort:
             self._send(worker, [b""])
 
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
-        parts = [content] if vector is None else [content, _bytes_of(vector)]
-        telemetry.count("bytes_sent", sum(len(part) for part in parts))
-        self._send(worker, parts)
+        self._send(worker, _frames(content, vector))
 
-    def _send(self, worker: int, parts: list[bytes | memoryview]) -> None:
+    def _send(self, worker: int, parts: list[Any]) -> None:
         try:
             self._socket.send_multipart([self._identities[worker], *parts], copy=False)
         except zmq.ZMQError as error:
@@ -165,16 +167,16 @@ class WireLine:
             self._socket.setsockopt(option, value)
         self._socket.curve_serverkey = key
         self._socket.curve_publickey, self._socket.curve_secretkey = keys
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
         self._socket.connect(endpoint)
         self._deadline = time.monotonic() + _CONNECT_S
         self._connected = False
 
     def send(self, content: bytes, vector: Tensor | None = None) -> None:
         """The vector may not change until the server has answered."""
-        parts = [content] if vector is None else [content, _bytes_of(vector)]
-        telemetry.count("bytes_sent", sum(len(part) for part in parts))
-        self._socket.send_multipart(parts, copy=False)
+        self._socket.send_multipart(_frames(content, vector), copy=False)
 
     def take(self, *, wait: bool) -> tuple[bytes, Tensor | None] | None:
         """The next answer and its vector; without `wait`, None if there is none yet."""

@@ -32,4 +32,9 @@ PRESETS: dict[str, Preset] = {
         "The fastest way inside each host; averaged gradients between hosts, once per step",
         "Lerat et al.",
     ),
+    "stale": Preset(
+        "parameter-server:consistency=stale",
+        "Servers that let a worker be at most `bound` steps ahead of the slowest",
+        "Ho et al. 2013; Petuum, Xing et al. 2015",
+    ),
 }
