@@ -111,7 +111,7 @@ class _Started(Sums):
 
     def _start(self, span: Any) -> None:
         assert isinstance(self._comm, BetweenHosts)
-        vector = self._replica.grads[span.slice]
+        vector = self._replica.gradient(span)
         self._under_way.append((span, self._comm.start_lane(vector, self._replica.lane(span))))
 
     def __iter__(self) -> Iterator[Any]:

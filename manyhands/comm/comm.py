@@ -16,7 +16,10 @@ from manyhands.errors import UsageError
 class Spanned(Protocol):
     """What a replica shows of itself to a comm: gradients as one vector, and the spans this worker owns."""
 
-    grads: Tensor
+    @property
+    def grads(self) -> Tensor: ...
+
+    def gradient(self, span: Any) -> Tensor: ...
 
     @property
     def owned(self) -> Iterable[Any]: ...

@@ -118,9 +118,13 @@ class Progress:
     def publish(self, value: int) -> None:
         self._counters.publish(self._mine, value)
 
-    def reached(self, value: int) -> bool:
-        """Whether all others have come as far, without waiting."""
-        return all(self._counters.read(peer) >= value for peer in self._peers)
+    def has(self, peer: int, value: int) -> bool:
+        """Whether one of the others has come as far, without waiting."""
+        return self._counters.read(peer) >= value
+
+    def wait_for(self, peer: int, value: int) -> None:
+        """Until one of the others has come as far."""
+        self._counters.wait(peer, value)
 
     def wait(self, value: int) -> None:
         """Until all others have come as far."""
