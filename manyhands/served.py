@@ -18,7 +18,7 @@ from manyhands.cluster.seat import Seat
 from manyhands.cluster.world import World
 from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
-from manyhands.replica.home import Home
+from manyhands.replica.lent import Lent
 from manyhands.replica.replica import Loss, Replica
 from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, spread
 from manyhands.servers import states as packing
@@ -49,8 +49,8 @@ def join(
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
     scheme = describe(model, optimizer, world.servers)
     servers = connect(world.seat, world.neighbours, world.host.arena, scheme, rule)
-    home = Home(params=servers.params, grads=servers.grads, fills=world.rank == 0 or not servers.in_place)
-    replica = Replica(model, optimizer, loss, lanes=world.servers, home=home)
+    lent = Lent(params=servers.params, grads=servers.grads, fills=world.rank == 0 or not servers.in_place)
+    replica = Replica(model, optimizer, loss, lanes=world.servers, lent=lent)
     servers.bind(replica)
     world.comm.servers = servers
     spread(replica, world.comm, world)

@@ -25,7 +25,7 @@ States = dict[str, dict[str, list[Any]]]
 def spread(replica: Replica, comm: Comm, world: World) -> None:
     """Worker 0's parameters and buffers become everyone's."""
     # Parameters that live on servers come from there.
-    for vector in [replica.constants] if replica.home else [replica.params, replica.constants]:
+    for vector in [replica.constants] if replica.lent else [replica.params, replica.constants]:
         _from_first(vector, replica, comm)
     world.host.barrier()
     with torch.no_grad():

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Home:
+class Lent:
     """Where the parameters are and where the gradients go; there is no optimizer state here."""
 
     params: Tensor
