@@ -1,10 +1,9 @@
 """A session whose parameters are on servers: both ends of it, its state in checkpoints, and what it reports."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -12,10 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
-from manyhands.cluster.heap import keep_freed_memory
-from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import Seat
-from manyhands.cluster.world import World
+from manyhands.cluster.world import Station, World
 from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
 from manyhands.replica.lent import Lent
@@ -29,18 +25,31 @@ from manyhands.servers.messages import Report
 from manyhands.servers.scheme import describe
 
 
-def be_a_server(seat: Seat, model: nn.Module, optimizer: Optimizer, rule: Rule) -> None:
-    """Serve until the run ends."""
-    keep_freed_memory()
-    if local.RUN_DIR in os.environ:
-        events = Path(os.environ[local.RUN_DIR]) / "events" / f"server-{seat.server}.jsonl"
-        telemetry.open(events, rank=seat.rank)
-    serve(seat, model, optimizer, rule)
-    telemetry.close()
+def be_a_server(
+    station: Station,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: Rule,
+    clip_norm: float | None,
+    out: Path | None,
+) -> NoReturn:
+    """Serve until the run ends, and end with it: a server has no more of the script to run."""
+    seat = station.seat
+    if out:
+        telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
+    serve(station, model, optimizer, rule, clip_norm=clip_norm)
+    if out:
+        telemetry.close()
+    raise SystemExit(0)
 
 
 def join(
-    model: nn.Module, optimizer: Optimizer, loss: Loss, world: World, rule: Rule
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    world: World,
+    rule: Rule,
+    clip_norm: float | None,
 ) -> tuple[Replica, Comm, Servers]:
     """A worker's replica, whose updates the servers make."""
     if world.comm.servers is not None:
@@ -48,7 +57,7 @@ def join(
     if next(model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
     scheme = describe(model, optimizer, world.servers)
-    servers = connect(world.seat, world.neighbours, world.host.arena, scheme, rule)
+    servers = connect(world.seat, world.neighbours, world.host.arena, scheme, rule, clip_norm)
     lent = Lent(params=servers.params, grads=servers.grads, fills=world.rank == 0 or not servers.in_place)
     replica = Replica(model, optimizer, loss, lanes=world.servers, lent=lent)
     servers.bind(replica)

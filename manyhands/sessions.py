@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import torch
@@ -22,8 +22,8 @@ from torch.utils.data import Dataset
 from manyhands import resuming, served, strategies, telemetry
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import Seat, own_seat
-from manyhands.cluster.world import World, join
+from manyhands.cluster.seat import Seat
+from manyhands.cluster.world import Station, World, join
 from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
 from manyhands.data.loading import empty_like, gather, prefetch, samples_in
@@ -58,8 +58,6 @@ def session(
     normally the launcher chooses.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
-    if own_seat().server is not None:
-        _serve(model, optimizer, text)
     made = Session(
         model,
         optimizer,
@@ -83,17 +81,22 @@ class Session:
         optimizer: Optimizer,
         loss: Loss,
         *,
-        world: World,
+        world: World | Station,
         strategy: str = strategies.DEFAULT,
         scheduler: Any = None,
         clip_norm: float | None = None,
         seed: int = 0,
         out: Path | None = None,
     ) -> None:
-        self.world = world
         self.strategy_text = strategy  # as a person wrote it: reports show the name they know
         self.strategy = strategies.parse(strategy)
-        strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts=len(world.hosts)))
+        self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
+        hosts = len(world.hosts) if isinstance(world, World) else None
+        strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
+        if isinstance(world, Station):
+            assert self.strategy.rule is not None
+            served.be_a_server(world, model, optimizer, self.strategy.rule, clip_norm, self.out)
+        self.world = world
         self.model = model
         self.steps = 0
         self.epoch = 0
@@ -113,7 +116,6 @@ class Session:
         self._data: Any = None  # the data set whose samples the current steps use
         self._last_data: Any = None
         self._total_bytes: list[float] = []
-        self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
         self.servers: Servers | None = None
@@ -126,8 +128,9 @@ class Session:
         _same_model(self.model, self.world)
         device = next(self.model.parameters()).device.type
         if self.strategy.rule is not None:
-            parts = served.join(self.model, self.optimizer, self._loss, self.world, self.strategy.rule)
-            replica, comm, self.servers = parts
+            replica, comm, self.servers = served.join(
+                self.model, self.optimizer, self._loss, self.world, self.strategy.rule, clip_norm
+            )
             return replica, comm
         shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
         if shared:
@@ -460,19 +463,9 @@ def _same_model(model: nn.Module, world: World) -> None:
             )
 
 
-def _asked(seat: Seat, optimizer: Optimizer, hosts: int | None = None) -> Asked:
+def _asked(seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
     name = type(optimizer).__name__.lower()
     return Asked(workers=seat.workers, servers=seat.servers, optimizer=name, hosts=hosts)
-
-
-def _serve(model: nn.Module, optimizer: Optimizer, text: str) -> NoReturn:
-    """This process is a server: it has no more of the script to run."""
-    seat = own_seat()
-    strategy = strategies.parse(text)
-    strategies.admit(strategy, _asked(seat, optimizer))
-    assert strategy.rule is not None
-    served.be_a_server(seat, model, optimizer, strategy.rule)
-    raise SystemExit(0)
 
 
 def _own_bytes() -> list[float]:
@@ -487,10 +480,10 @@ def accuracy(model: nn.Module, batch: Any) -> Tensor:
     return right
 
 
-_current: World | None = None
+_current: World | Station | None = None
 
 
-def _world() -> World:
+def _world() -> World | Station:
     """The world of this process: joined once, left at exit."""
     global _current
     if _current is None:

@@ -16,6 +16,7 @@ from manyhands.comm.between import BetweenHosts, lane_count
 from manyhands.comm.comm import Comm
 from manyhands.comm.scheduled import ScheduledComm
 from manyhands.comm.shared import SharedComm
+from manyhands.comm.transports.arena import Arena
 from manyhands.comm.transports.c10d import C10dTransport
 from manyhands.comm.transports.host import Host
 from manyhands.comm.transports.mailbox import MailboxTransport
@@ -134,6 +135,20 @@ class World:
         self.host.close()
 
 
-def join() -> World:
+class Station:
+    """A server's place in a run: who is there, and the memory of its host."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.rank = seat.rank
+        self.neighbours = find_neighbours(seat)
+        self.arena = Arena(self.neighbours.memory_fd)
+
+    def close(self) -> None:
+        self.arena.close()
+
+
+def join() -> World | Station:
     """Take the seat that the launcher left for this process."""
-    return World(own_seat())
+    seat = own_seat()
+    return World(seat) if seat.server is None else Station(seat)

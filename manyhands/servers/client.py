@@ -1,6 +1,7 @@
 """A worker's side of the servers: push gradients, pull parameters, wait."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -24,12 +25,14 @@ from manyhands.servers.messages import (
     GiveState,
     Hello,
     Leave,
+    Norm,
     Pull,
     Push,
     Put,
     Refusal,
     Report,
     Request,
+    Scale,
     State,
     Values,
     answer,
@@ -70,6 +73,7 @@ class Servers:
         common: Callable[[str], Tensor] | None,
         versions: Tensor | None,
         in_place: bool,
+        clip_norm: float | None,
         digest: int,
     ) -> None:
         self.worker = worker
@@ -80,6 +84,7 @@ class Servers:
         self._rule = rule
         self._common = common
         self.in_place = in_place
+        self._clip_norm = clip_norm
         self._versions = versions.numpy() if versions is not None else None
         self._last_span = {group.spans[-1].index: group for group in groups}
         self._numbers = itertools.count(1)
@@ -147,20 +152,19 @@ class Servers:
     def push(self, span: Span) -> None:
         """Send a span's gradients: for `on_ready` of a backward pass. They leave when their group is complete."""
         group = self._last_span.get(span.index)
-        if group is None:
-            return
-        places = {place for span in group.spans for place in span.places}
+        if group is not None and not self._clips_itself:
+            self._send(group)
+
+    def _send(self, group: Group) -> None:
         arrived = self._replica.arrived
-        missing = (
-            () if all(arrived[place] for place in places) else sorted(p for p in places if not arrived[p])
-        )
+        missing = {place for span in group.spans for place in span.places if not arrived[place]}
         push = Push(
             number=self._number(),
             group=group.index,
             step=self._steps,
             seen=self._seen[group.index],
             empty=self._empty,
-            missing=tuple(missing),
+            missing=tuple(sorted(missing)),
             settings=self._news(group.server),
         )
         self._unanswered.add(group.index)
@@ -180,11 +184,46 @@ class Servers:
 
     def finish(self) -> None:
         """All gradients of this step are pushed; with gathered gradients, the step ends when all have its result."""
+        if self._clips_itself:
+            self._clip()
+            for group in self.groups:
+                self._send(group)
         for line in self._lines:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
         if self._rule.gathers:
+            self._tell_scale()
             self.wait()
+
+    # The norm of gathered gradients is known to the servers together, and worker 0 puts it together. Without gathering
+    # each worker limits its own gradient, before it is pushed.
+
+    @property
+    def _clips_itself(self) -> bool:
+        return self._clip_norm is not None and not self._rule.gathers
+
+    def _clip(self) -> None:
+        places = self._replica.layout.places
+        norms = [
+            torch.linalg.vector_norm(self.grads[place.start : place.stop])
+            for place, arrived in zip(places, self._replica.arrived, strict=True)
+            if arrived
+        ]
+        if norms:
+            self.grads.mul_(self._factor(float(torch.linalg.vector_norm(torch.stack(norms)))))
+
+    def _tell_scale(self) -> None:
+        if self._clip_norm is None or self.worker:
+            return
+        owners = [self._lines[server] for server in sorted({group.server for group in self.groups})]
+        norms = [self._answer_of(line, Norm) for line in owners]
+        norm = math.sqrt(sum(norm.square for norm in norms if isinstance(norm, Norm)))
+        for line in owners:
+            line.send(encode(Scale(number=self._number(), factor=self._factor(norm))))
+
+    def _factor(self, norm: float) -> float:
+        assert self._clip_norm is not None
+        return min(1.0, self._clip_norm / (norm + 1e-6))
 
     def settle(self) -> None:
         """Return when the servers have applied all that this worker has pushed."""

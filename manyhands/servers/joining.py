@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from manyhands.cluster.hosts import Neighbourhood, address_towards, find_neighbours
+from manyhands.cluster.hosts import Neighbourhood, address_towards
 from manyhands.cluster.seat import Seat
+from manyhands.cluster.world import Station
 from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import UsageError
 from manyhands.replica.parameters import sparse_ids, trained
@@ -25,7 +26,14 @@ from manyhands.servers.server import Port, Server
 from manyhands.servers.shard import Shard
 
 
-def connect(seat: Seat, neighbours: Neighbourhood, arena: Arena, scheme: Scheme, rule: Rule) -> Servers:
+def connect(
+    seat: Seat,
+    neighbours: Neighbourhood,
+    arena: Arena,
+    scheme: Scheme,
+    rule: Rule,
+    clip_norm: float | None = None,
+) -> Servers:
     """A worker's end; every server must be starting as well."""
     ranks = neighbours.beside(seat.rank)
     near = [server for server in range(seat.servers) if seat.workers + server in ranks]
@@ -54,35 +62,37 @@ def connect(seat: Seat, neighbours: Neighbourhood, arena: Arena, scheme: Scheme,
         common=memory.vector if memory else None,
         versions=memory.versions(len(scheme.groups)) if memory else None,
         in_place=in_place,
+        clip_norm=clip_norm,
         digest=scheme.digest,
     )
 
 
 def serve(
-    seat: Seat, model: nn.Module, optimizer: Optimizer, rule: Rule, *, group_bytes: int = GROUP_BYTES
-) -> None:
-    """Be a server of the run, until all workers have said goodbye."""
-    neighbours = find_neighbours(seat)
-    arena = Arena(neighbours.memory_fd)
-    try:
-        server = join_as_server(seat, neighbours, arena, model, optimizer, rule, group_bytes)
-        try:
-            server.run()
-        finally:
-            server.close()
-    finally:
-        arena.close()
-
-
-def join_as_server(
-    seat: Seat,
-    neighbours: Neighbourhood,
-    arena: Arena,
+    station: Station,
     model: nn.Module,
     optimizer: Optimizer,
     rule: Rule,
+    *,
+    clip_norm: float | None = None,
     group_bytes: int = GROUP_BYTES,
+) -> None:
+    """Be a server of the run, until all workers have said goodbye."""
+    server = _server(station, model, optimizer, rule, clip_norm, group_bytes)
+    try:
+        server.run()
+    finally:
+        server.close()
+
+
+def _server(
+    station: Station,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: Rule,
+    clip_norm: float | None,
+    group_bytes: int,
 ) -> Server:
+    seat, neighbours = station.seat, station.neighbours
     index = seat.server
     assert index is not None
     scheme = describe(model, optimizer, seat.servers, group_bytes)
@@ -94,7 +104,7 @@ def join_as_server(
         require_memory(
             vectors * length * scheme.dtype.itemsize, "parameters, optimizer state and the workers' gradients"
         )
-    memory = scheme.memory(arena, seat.workers)
+    memory = scheme.memory(station.arena, seat.workers)
     params = memory.params
     _, trained_params = trained(model, optimizer)
     if params.device != trained_params[0].device:
@@ -114,12 +124,14 @@ def join_as_server(
     shard = Shard(
         index,
         scheme.groups,
+        scheme.layout.places,
         optimizer,
         updates,
         params,
         Clocks(rule, seat.workers, in_place=bool(near)),
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
+        awaits_scale=clip_norm is not None and rule.gathers,
     )
     ports: list[Port] = [NearPort(memory, index)] if near else []
     far = [rank for rank in range(seat.workers) if rank not in near]

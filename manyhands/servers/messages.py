@@ -40,6 +40,12 @@ class Finish(Said, frozen=True):
     step: int
 
 
+class Scale(Said, frozen=True):
+    """By what all gathered gradients are to be multiplied: from worker 0, when it has heard all norms."""
+
+    factor: float
+
+
 class Leave(Said, frozen=True):
     """Out of data: nobody need wait for this worker until all have left."""
 
@@ -85,6 +91,12 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
     vector: str = "params"
 
 
+class Norm(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """The gathered gradients of this server's groups, summed up: the square of their norm."""
+
+    square: float
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """The message with this number has been dealt with."""
 
@@ -112,8 +124,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
     reason: str
 
 
-Request = Hello | Push | Finish | Leave | Pull | Put | AskState | GiveState | AskReport | Bye  # from a worker
-Answer = Values | Done | State | Report | Refusal  # from a server
+# From a worker, and from a server.
+Request = Hello | Push | Finish | Scale | Leave | Pull | Put | AskState | GiveState | AskReport | Bye
+Answer = Values | Norm | Done | State | Report | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

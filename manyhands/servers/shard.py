@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manyhands import telemetry
+from manyhands.replica.layout import Place, Span
 from manyhands.replica.updates import Updates, hyper_parameters, set_hyper_parameters
 from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
@@ -23,11 +24,13 @@ from manyhands.servers.messages import (
     Finish,
     GiveState,
     Leave,
+    Norm,
     Pull,
     Push,
     Put,
     Report,
     Request,
+    Scale,
     State,
     Values,
 )
@@ -47,6 +50,24 @@ class _Gradient:
     at: int
 
 
+class _Update:
+    """An update of a group: the gradients of some workers, of which some may be empty."""
+
+    def __init__(self, group: Group, workers: tuple[int, ...], gradients: Sequence[_Gradient]) -> None:
+        self.group = group
+        self.workers = workers
+        self.gradients = gradients
+        full = [gradient for gradient in gradients if gradient.vector is not None]
+        # A parameter that got no gradient from anyone is not updated.
+        missing = [frozenset(gradient.push.missing) for gradient in full]
+        self.skipped: frozenset[int] = frozenset.intersection(*missing) if missing else frozenset()
+        self.given = [g.vector[group.start - g.at : group.stop - g.at] for g in full if g.vector is not None]
+
+    def parts(self, span: Span) -> list[Tensor]:
+        inside = slice(span.start - self.group.start, span.stop - self.group.start)
+        return [vector[inside] for vector in self.given]
+
+
 class Shard:
     """Applies what workers push, in the order that the rules give, and answers."""
 
@@ -54,6 +75,7 @@ class Shard:
         self,
         server: int,
         groups: Sequence[Group],
+        places: Sequence[Place],
         optimizer: Optimizer,
         updates: Updates,
         params: Tensor,
@@ -61,8 +83,10 @@ class Shard:
         *,
         versions: Tensor,
         near_grads: Callable[[int], Tensor],
+        awaits_scale: bool = False,
     ) -> None:
         self._groups = {group.index: group for group in groups if group.server == server}
+        self._places = places
         self._optimizer = optimizer
         self._updates = updates
         self._vectors: Mapping[str, Tensor] = {"params": params, **updates.vectors}
@@ -70,6 +94,8 @@ class Shard:
         self._versions = versions.numpy()
         self._near_grads = near_grads
         self._gradients: dict[tuple[int, int], _Gradient] = {}  # by worker and group
+        self._awaits_scale = awaits_scale  # gathered gradients are limited by the norm over all servers
+        self._held: list[_Update] = []
         self._unanswered: list[tuple[int, int, int]] = []  # worker, group, the steps it will have made
         self._authors: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         longest = max((span.stop - span.start for g in self._groups.values() for span in g.spans), default=0)
@@ -99,6 +125,8 @@ class Shard:
             yield from self._push(worker, message, payload)
         elif isinstance(message, Finish):
             yield from self._apply_all(self._clocks.finish(worker, message.step))
+        elif isinstance(message, Scale):
+            yield from self._scale(message.factor)
         elif isinstance(message, Leave):
             yield from self._apply_all(self._clocks.leave(worker))
             yield from self._answer_all(worker)
@@ -134,8 +162,39 @@ class Shard:
         yield from self._apply_all(due)
 
     def _apply_all(self, due: Sequence[Due]) -> Iterator[Reply]:
-        for update in due:
-            self._apply(self._groups[update.group], update.workers)
+        for one in due:
+            gradients = [self._gradients.pop((worker, one.group)) for worker in one.workers]
+            update = _Update(self._groups[one.group], one.workers, gradients)
+            if self._awaits_scale:
+                self._held.append(update)
+            else:
+                self._apply(update)
+        if due and self._awaits_scale and len(self._held) == len(self._groups):
+            yield 0, Norm(square=sum(self._square(update) for update in self._held)), None
+        yield from self._answer()
+
+    def _scale(self, factor: float) -> Iterator[Reply]:
+        """The norm over all servers is known: now the gathered gradients can be applied."""
+        for update in self._held:
+            for vector in update.given:
+                vector.mul_(factor)
+            self._apply(update)
+        self._held.clear()
+        yield from self._answer()
+
+    def _square(self, update: "_Update") -> float:
+        """The square of the norm of the sum of an update's gradients, without those of parameters that got none."""
+        square = 0.0
+        for span in update.group.spans if update.given else ():
+            total = self._added(update.parts(span))
+            for index in set(span.places) - update.skipped:
+                place = self._places[index]
+                start, stop = max(place.start, span.start), min(place.stop, span.stop)
+                square += float(torch.linalg.vector_norm(total[start - span.start : stop - span.start])) ** 2
+        return square
+
+    def _answer(self) -> Iterator[Reply]:
+        """Tell those who wait for parameters that are fresh enough by now."""
         still = []
         for worker, group, step in self._unanswered:
             if self._clocks.may_read(step):
@@ -151,23 +210,18 @@ class Shard:
                 yield self._values(worker, self._groups[group], "params")
         self._unanswered = [entry for entry in self._unanswered if entry[0] != worker]
 
-    def _apply(self, group: Group, workers: tuple[int, ...]) -> None:
-        """One update of a group by the sum of these workers' gradients."""
-        gradients = [self._gradients.pop((worker, group.index)) for worker in workers]
-        given = [gradient for gradient in gradients if gradient.vector is not None]
-        if given:
-            skipped = frozenset(given[0].push.missing).intersection(*(g.push.missing for g in given[1:]))
+    def _apply(self, update: "_Update") -> None:
+        """One update of a group by the sum of its gradients."""
+        if update.given:
             with telemetry.timed("update"):
-                for span in group.spans:
-                    parts = [
-                        g.vector[span.start - g.at : span.stop - g.at] for g in given if g.vector is not None
-                    ]
-                    self._updates.apply(span, skipped, gradient=self._added(parts))
-            self._note(group, workers, gradients)
-        for worker, gradient in zip(workers, gradients, strict=True):
-            self._unanswered.append((worker, group.index, gradient.push.step + 1))
+                for span in update.group.spans:
+                    self._updates.apply(span, update.skipped, gradient=self._added(update.parts(span)))
+            self._note(update)
+        for worker, gradient in zip(update.workers, update.gradients, strict=True):
+            self._unanswered.append((worker, update.group.index, gradient.push.step + 1))
 
     def _added(self, parts: list[Tensor]) -> Tensor:
+        """The sum in the order of the workers, made where it fits a cache."""
         if len(parts) == 1:
             return parts[0]
         total = torch.add(parts[0], parts[1], out=self._sum[: len(parts[0])])
@@ -175,11 +229,12 @@ class Shard:
             total.add_(part)
         return total
 
-    def _note(self, group: Group, workers: tuple[int, ...], gradients: Sequence[_Gradient]) -> None:
+    def _note(self, update: "_Update") -> None:
         """Count the update, and how stale the gradients were on which it rests."""
+        group, workers = update.group, update.workers
         version = int(self._versions[group.index])
         authors = self._authors[group.index]
-        for worker, gradient in zip(workers, gradients, strict=True):
+        for worker, gradient in zip(workers, update.gradients, strict=True):
             since = min(version - gradient.push.seen, len(authors))
             others = sum(authors[-1 - back] != worker for back in range(since))
             self._staleness[others] += 1
