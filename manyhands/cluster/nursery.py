@@ -111,6 +111,8 @@ def _become_worker(nest: Nest, brood: Brood) -> None:
     os.environ.update(nest.environ)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # as Python's own generator does by itself after a fork
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # servers may have fewer
     sys.argv[1:] = brood.command
     from manyhands.cluster.worker import main as run_worker
 

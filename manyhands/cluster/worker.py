@@ -20,6 +20,7 @@ from types import FrameType
 
 from manyhands.cluster import compiler
 from manyhands.cluster.launchers import local
+from manyhands.cluster.seat import own_seat
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
 
 before_termination: list[Callable[[], None]] = []
@@ -33,7 +34,7 @@ def main() -> None:
     """Prepare this process, run the script as `__main__`, and end with an exit code that says how it went."""
     _die_with_the_launcher()
     if local.RANK in os.environ:  # what `top` shows
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"worker {os.environ[local.RANK]}".encode())
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, own_seat().name.encode())
     signal.signal(signal.SIGTERM, _terminate)
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):

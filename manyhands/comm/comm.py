@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from manyhands.errors import UsageError
+
 
 class Spanned(Protocol):
     """What a replica shows of itself to a comm: gradients as one vector, and the spans this worker owns."""
@@ -23,6 +25,31 @@ class Spanned(Protocol):
     def owned(self) -> Iterable[Any]: ...
 
     def lane(self, span: Any) -> int: ...
+
+
+class Served(Protocol):
+    """What a strategy sees of the servers: push gradients, pull parameters, wait."""
+
+    def wait(self) -> None:
+        """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
+
+    def held(self, share: Any) -> Any:
+        """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
+
+    def push(self, span: Any) -> None:
+        """Send a span's gradients: for `on_ready` of a backward pass."""
+
+    def finish(self) -> None:
+        """All gradients of this step are pushed."""
+
+    def settle(self) -> None:
+        """Return when the servers have applied all that this worker has pushed."""
+
+    def pull(self) -> None:
+        """All parameters as the servers have them now."""
+
+    def leave(self) -> None:
+        """Nobody need wait for this worker until all workers have paused."""
 
 
 class Sums:
@@ -45,6 +72,7 @@ class Comm:
 
     rank = 0
     size = 1
+    servers: Served | None = None  # where the run has some
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
         """A zero-filled vector that this comm can sum fastest; all must ask, in the same order."""
@@ -66,6 +94,20 @@ class Comm:
         number = torch.tensor([value], dtype=torch.float64)
         self.sum_(number)
         return float(number)
+
+    def start_sum(self, vector: Tensor) -> None:
+        """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may
+        touch the vector."""
+        self.sum_(vector)
+
+    def finish_sum(self) -> None:
+        """Wait for the sum that was started, if any."""
+
+    def near(self, groups: int | None = None) -> "Comm":
+        """The workers of this worker's host, or of its group where all workers form `groups`, as a comm of its own."""
+        if self.size > 1:
+            raise UsageError("groups of workers meet in the memory of a host: use --device cpu")
+        return self
 
     def sums(self, replica: Spanned) -> Sums:
         """Begin a sum of gradients over all replicas."""

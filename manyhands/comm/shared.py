@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
+from manyhands.comm.background import Background
 from manyhands.comm.comm import Comm
+from manyhands.comm.transports.group import Group
 from manyhands.comm.transports.host import Host, Progress
+from manyhands.errors import UsageError
 
 SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core's cache
 LARGEST_CHUNK_BYTES = 1 << 20
@@ -41,17 +44,19 @@ def chunk_bytes(workers: int) -> int:
 class SharedComm(Comm):
     """All workers of a host (and, through `between`, of all hosts) as replicas of their own."""
 
-    def __init__(self, host: Host, rank: int, size: int, between: Lanes | None = None) -> None:
+    def __init__(self, host: Host | Group, rank: int, size: int, between: Lanes | None = None) -> None:
         self.rank = rank
         self.size = size
         self._host = host
         self._between = between
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
+        self._background = Background()
+        self._near: dict[int | None, SharedComm] = {}
         self._in_place: list[_Rows] = []
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
-        if self.size == 1 or not length:
+        if self.size == 1 or not length or isinstance(self._host, Group):
             return super().vector(length, dtype)
         rows = _Rows(self._host, length, dtype)
         self._in_place.append(rows)
@@ -65,15 +70,45 @@ class SharedComm(Comm):
                 return
 
     def sum_(self, vector: Tensor) -> None:
+        with telemetry.timed("exchange"):
+            self._background.finish()  # all workers sum in the same order
+            self._sum(vector)
+
+    def start_sum(self, vector: Tensor) -> None:
+        self.finish_sum()
+        self._claim_buffers()  # by all workers at the same point of their work: not in the thread
+        self._background.start(lambda: self._sum(vector))
+
+    def finish_sum(self) -> None:
+        with telemetry.timed("exchange"):
+            self._background.finish()
+
+    def near(self, groups: int | None = None) -> "SharedComm":
+        if groups not in self._near:
+            host = self._host
+            workers = self.size // groups if groups else host.size
+            if host.size % workers or isinstance(host, Group):
+                raise UsageError(
+                    f"{groups} groups of {workers} workers do not fit a host with {host.size} workers; "
+                    "leave groups out for one group per host"
+                )
+            part = Group(host, host.size // workers)
+            self._near[groups] = SharedComm(part, part.index, workers)
+        return self._near[groups]
+
+    def _claim_buffers(self) -> "_Buffers":
+        self._buffers = self._buffers or _Buffers(self._host)
+        return self._buffers
+
+    def _sum(self, vector: Tensor) -> None:
         if self.size == 1 or not vector.numel():
             return
-        with telemetry.timed("exchange"):
-            rows = next((rows for rows in self._in_place if rows.hold(vector)), None)
-            # A small vector is quicker through the buffers: one meeting instead of two.
-            if rows and vector.nbytes > DIRECT_BYTES:
-                self._sum_in_place(rows, vector)
-            else:
-                self._sum_through_buffers(vector)
+        rows = next((rows for rows in self._in_place if rows.hold(vector)), None)
+        # A small vector is quicker through the buffers: one meeting instead of two.
+        if rows and vector.nbytes > DIRECT_BYTES:
+            self._sum_in_place(rows, vector)
+        else:
+            self._sum_through_buffers(vector)
         telemetry.count("shared_bytes", vector.nbytes)
 
     def _sum_in_place(self, rows: "_Rows", vector: Tensor) -> None:
@@ -100,7 +135,7 @@ class SharedComm(Comm):
         return [(lane, slice(length * lane // count, length * (lane + 1) // count)) for lane in mine]
 
     def _sum_through_buffers(self, vector: Tensor) -> None:
-        buffers = self._buffers = self._buffers or _Buffers(self._host)
+        buffers = self._claim_buffers()
         chunks = vector.view(-1).split(chunk_bytes(self._host.size) // vector.element_size())
         alone = self._between is None
         if alone and (self._host.size == 2 or vector.nbytes <= DIRECT_BYTES):
@@ -155,7 +190,7 @@ def _add_up(parts: Sequence[Tensor], into: Tensor) -> None:
 class _Buffers:
     """The memory that chunks pass through, and how far every worker has come with them."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host | Group) -> None:
         size_bytes = chunk_bytes(host.size)
         memory = host.allocate(BUFFERS * (host.size + 1) * size_bytes, torch.uint8)
         self._rows = memory.view(BUFFERS, host.size + 1, size_bytes)
