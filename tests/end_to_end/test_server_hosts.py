@@ -1,4 +1,4 @@
-"""Servers on emulated hosts: beside the workers, among them, or on hosts of their own; the result is that of one host."""
+"""Servers on emulated hosts: beside workers, among them, or on hosts of their own; the result is that of one host."""
 
 import contextlib
 import json
