@@ -63,7 +63,8 @@ class Sums:
         self._replica = replica
 
     def __iter__(self) -> Iterator[Any]:
-        self._comm.sum_(self._replica.grads)
+        if self._comm.size > 1:
+            self._comm.sum_(self._replica.grads)
         yield from self._replica.owned
 
 
