@@ -277,6 +277,7 @@ class Replica:
             else:
                 self._update(part)
         if span is None:
+            self._clip_is_due = True  # also for gradients that are not those of the last backward pass
             self._apply_clipped()
 
     def _apply_clipped(self) -> None:
