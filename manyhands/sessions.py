@@ -321,7 +321,7 @@ class Session:
         self._pause(EVALUATE)
         sums = dict.fromkeys(judges, 0.0)
         count = 0
-        indices = torch.arange(self.world.rank, len(data), self.world.size)
+        indices = torch.arange(len(data))[self.world.rank :: self.world.size]
         for part in indices.split(batch_size):
             if not len(part):
                 continue

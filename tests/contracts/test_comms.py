@@ -150,3 +150,29 @@ def test_groups_sum_among_themselves(groups: int, want: list[int]) -> None:
 def test_groups_that_do_not_fit_the_host_are_refused() -> None:
     with pytest.raises(UsageError, match="2 groups of 2 workers do not fit a host with 3 workers"):
         in_threads(3, lambda world: SharedComm(world.host, world.rank, 4).near(2))
+
+
+@pytest.mark.parametrize("kind", COMMS)
+def test_pairs_swap_vectors_of_every_length(kind: str) -> None:
+    def work(world: World) -> list[float]:
+        comm = COMMS[kind](world)
+        for length in LENGTHS:
+            for peer in (4 - world.rank, world.rank ^ 1 if world.rank < 4 else world.rank):
+                vector = torch.full((length,), float(world.rank))
+                theirs = comm.swap(peer, vector)
+                assert torch.equal(theirs, torch.full((length,), float(peer)))
+                assert torch.equal(vector, torch.full((length,), float(world.rank)))
+        return comm.swap_numbers(4 - world.rank, [0.1 + world.rank, 7.0])
+
+    assert in_threads(5, work) == [[0.1 + (4 - rank), 7.0] for rank in range(5)]
+
+
+@pytest.mark.parametrize("kind", COMMS)
+def test_any_replica_can_be_copied_and_the_largest_number_is_known(kind: str) -> None:
+    def work(world: World) -> tuple[list[float], float]:
+        comm = COMMS[kind](world)
+        vector = torch.full((3,), 0.1 + world.rank)
+        comm.copy_(vector, 2)
+        return vector.tolist(), comm.most_of(float(world.rank % 3))
+
+    assert in_threads(4, work) == [(torch.full((3,), 2.1).tolist(), 2.0)] * 4
