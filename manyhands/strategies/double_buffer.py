@@ -5,8 +5,8 @@ ChainerMN (Akiba et al. 2017; its double-buffering optimizer). With g_t the mean
     x_{t+1} = x_t − lr · g_{t−1},    g_t taken at x_t,
 
 and the sum of g_t over the workers runs while g_{t+1} is computed. With `predict`, g_t is taken at 2 x_t − x_{t−1}:
-where the parameters will be when it is applied, if they go on as they went (SpecTrain, Chen et al. 2018). Momentum makes
-late gradients overshoot, and this takes most of it back. A pause waits for the last sum and applies it.
+where the parameters will be when it is applied, if they go on as they went (SpecTrain, Chen et al. 2018). Momentum
+makes late gradients overshoot, and this takes most of it back. A pause waits for the last sum and applies it.
 """
 
 from dataclasses import dataclass
