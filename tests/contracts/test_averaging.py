@@ -163,17 +163,17 @@ def test_diloco_is_nesterov_block_momentum() -> None:
     assert_same(ours, trained(2, "block-momentum:period=3,lr=0.7,momentum=0.6,nesterov=true"))
 
 
-def test_double_buffer_is_the_delayed_recursion() -> None:
-    """x_{t+1} = x_t − lr · g_{t−1}(x_{t−1}), with the mean of all workers' gradients."""
-    x = torch.nn.utils.parameters_to_vector(make_net().parameters()).detach()
+@pytest.mark.parametrize("predict", [False, True])
+def test_double_buffer_is_the_delayed_recursion(predict: bool) -> None:
+    """x_{t+1} = x_t − lr · g_{t−1}, with the mean of all workers' gradients."""
+    x = last = torch.nn.utils.parameters_to_vector(make_net().parameters()).detach()
     late = torch.zeros_like(x)
     want = []
     for step in batches(3):
-        fresh = mean([gradient(x, batch) for batch in step])
-        x = x - LR * late
-        late = fresh
+        at = 2 * x - last if predict else x
+        last, x, late = x, x - LR * late, mean([gradient(at, batch) for batch in step])
         want.append([x] * 3)
-    assert_same(trained(3, "double-buffer"), want)
+    assert_same(trained(3, f"double-buffer:predict={predict}"), want)
 
 
 def test_a_pause_of_double_buffer_applies_what_is_under_way() -> None:
