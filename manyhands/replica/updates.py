@@ -7,7 +7,7 @@ is cut, so one piece may cover many small parameters or a part of a large one; o
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -99,8 +99,8 @@ class Updates:
         optimizer: Optimizer,
         layout: Layout,
         params: Tensor,
-        grads: Tensor,
-        allocate: Callable[[], Tensor],
+        grads: Tensor | None,
+        allocate: Callable[[str], Tensor] | None,
         sparse: Iterable[int] = (),
     ) -> None:
         self._optimizer = optimizer
@@ -111,11 +111,17 @@ class Updates:
         self._grads = grads
         self._sparse = frozenset(sparse)
         # One copy per host, visible to all its workers: whoever owns a span writes its part of these.
-        self.vectors: dict[str, Tensor] = {name: allocate() for name in vector_states(optimizer)}
+        names = vector_states(optimizer) if allocate else []
+        self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
         self._pieces: dict[int, list[_Piece]] = {}
 
-    def apply(self, span: Span, skipped: frozenset[int] = frozenset()) -> None:
-        """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone."""
+    def apply(
+        self, span: Span, skipped: frozenset[int] = frozenset(), gradient: Tensor | None = None
+    ) -> None:
+        """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone.
+
+        The gradient is the span's part of the vector given at the start, unless another one is given here.
+        """
         pieces = self._pieces.get(span.index)
         if pieces is None:
             pieces = self._pieces[span.index] = self._cut(span)
@@ -125,8 +131,8 @@ class Updates:
         for piece in pieces:
             if skipped and skipped.issuperset(piece.places):
                 continue
-            if piece.sparse:
-                piece.tensor.grad = self._grads[piece.slice].view(piece.tensor.shape).to_sparse(1)
+            if gradient is not None or piece.sparse:
+                piece.tensor.grad = self._gradient(piece, span, gradient)
             groups.setdefault(piece.group, []).append(piece.tensor)
         self._twin.param_groups = [
             {**settings_of(self._optimizer.param_groups[group]), "params": tensors}
@@ -137,6 +143,15 @@ class Updates:
         for piece in pieces:
             if not piece.adopted:
                 self._adopt(piece)
+
+    def _gradient(self, piece: "_Piece", span: Span, given: Tensor | None) -> Tensor:
+        if given is not None:
+            found = given[piece.slice.start - span.start : piece.slice.stop - span.start]
+        else:
+            assert self._grads is not None, "updates without gradients of their own must be given them"
+            found = self._grads[piece.slice]
+        found = found.view(piece.tensor.shape)
+        return found.to_sparse(1) if piece.sparse else found
 
     def _cut(self, span: Span) -> list["_Piece"]:
         """The fewest pieces: neighbours of one parameter group become one, unless they must stay whole."""
@@ -154,11 +169,10 @@ class Updates:
     def _piece(self, places: tuple[int, ...], start: int, stop: int) -> "_Piece":
         place = self._layout.places[places[0]]
         tensor = self._params[start:stop]
-        grad = self._grads[start:stop]
         if place.whole:
-            tensor, grad = tensor.view(place.shape), grad.view(place.shape)
-        if places[0] not in self._sparse:
-            tensor.grad = grad
+            tensor = tensor.view(place.shape)
+        if self._grads is not None and places[0] not in self._sparse:
+            tensor.grad = self._grads[start:stop].view(tensor.shape)
         return _Piece(places, slice(start, stop), tensor, place.group, place.whole, places[0] in self._sparse)
 
     def _split(self, piece: "_Piece") -> list["_Piece"]:
@@ -268,39 +282,53 @@ class _Piece:
 
 def hyper_parameters(optimizer: Optimizer) -> list[float]:
     """All numbers that a scheduler could have changed, in a fixed order."""
-    values: list[float] = []
-
-    def note(number: float) -> float:
-        values.append(float(number))
-        return number
-
-    _map_numbers(optimizer, note)
-    return values
+    return [number for group in named_numbers(optimizer) for values in group.values() for number in values]
 
 
 def set_hyper_parameters(optimizer: Optimizer, values: Sequence[float]) -> None:
     """The inverse of `hyper_parameters`: a worker without data follows those that have some."""
     rest = iter(values)
-    _map_numbers(optimizer, lambda number: type(number)(next(rest)))
-
-
-def _map_numbers(optimizer: Optimizer, change: Callable[[float], float]) -> None:
-    """Put every number among the settings through `change`."""
-
-    def mapped(value: Any) -> Any:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, (int, float)):
-            return change(value)
-        if isinstance(value, (tuple, list)):
-            return type(value)(mapped(item) for item in value)
-        if isinstance(value, Tensor) and value.numel() == 1:
-            number = float(value)
-            if (new := change(number)) != number:
-                value.fill_(new)
-        return value
-
     for group in optimizer.param_groups:
-        for key in group:
-            if key != "params":
-                group[key] = mapped(group[key])
+        for key in settings_of(group):
+            group[key] = _with_numbers(group[key], rest)
+
+
+def named_numbers(optimizer: Optimizer) -> list[dict[str, list[float]]]:
+    """The same numbers by group and name."""
+    found: list[dict[str, list[float]]] = []
+    for group in optimizer.param_groups:
+        found.append({})
+        for key, value in settings_of(group).items():
+            if numbers := list(_numbers_in(value)):
+                found[-1][key] = numbers
+    return found
+
+
+def set_named_numbers(optimizer: Optimizer, groups: Sequence[Mapping[str, Sequence[float]]]) -> None:
+    """Take over the numbers of another process's optimizer; what only that one has (a scheduler's notes) is not."""
+    known = named_numbers(optimizer)
+    for group, mine, theirs in zip(optimizer.param_groups, known, groups, strict=False):
+        for key in mine.keys() & theirs.keys():
+            if len(mine[key]) == len(theirs[key]):
+                group[key] = _with_numbers(group[key], iter(theirs[key]))
+
+
+def _numbers_in(setting: Any) -> Iterator[float]:
+    if isinstance(setting, (tuple, list)):
+        for item in setting:
+            yield from _numbers_in(item)
+    elif (isinstance(setting, (int, float)) and not isinstance(setting, bool)) or (
+        isinstance(setting, Tensor) and setting.numel() == 1
+    ):
+        yield float(setting)
+
+
+def _with_numbers(setting: Any, numbers: Iterator[float]) -> Any:
+    """The setting with other numbers in it, in the order in which `_numbers_in` finds them."""
+    if isinstance(setting, (tuple, list)):
+        return type(setting)(_with_numbers(item, numbers) for item in setting)
+    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
+        return type(setting)(next(numbers))
+    if isinstance(setting, Tensor) and setting.numel() == 1 and (new := next(numbers)) != float(setting):
+        setting.fill_(new)
+    return setting

@@ -1,7 +1,7 @@
 """How replicas agree. Adding a strategy is one file and one line in this table."""
 
 from manyhands import spec
-from manyhands.errors import UnknownName
+from manyhands.errors import UnknownName, UsageError
 from manyhands.strategies.ad_psgd import ADPSGD
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
@@ -12,12 +12,13 @@ from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
 from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.local_sgd import LocalSGD
+from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
 from manyhands.strategies.tournament import Tournament
 
-__all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "describe", "parse"]
+__all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "admit", "describe", "parse"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
@@ -32,6 +33,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "gossip": Gossip,
     "ad-psgd": ADPSGD,
     "tournament": Tournament,
+    "parameter-server": ParameterServer,
 }
 
 DEFAULT = "all-reduce"
@@ -52,3 +54,18 @@ def describe(strategy: Strategy) -> str:
     """The text that `parse` turns back into this strategy."""
     name = next(name for name, kind in STRATEGIES.items() if type(strategy) is kind)
     return spec.describe(strategy, name)
+
+
+def admit(strategy: Strategy, asked: Asked) -> None:
+    """Refuse, before any process starts, what cannot run as asked."""
+    name = describe(strategy)
+    if asked.servers < 0:
+        raise UsageError(f"servers={asked.servers}: it must be 0 or more")
+    if strategy.rule is not None and not asked.servers:
+        raise UsageError(f"{name} needs --servers 1 or more")
+    if strategy.rule is None and asked.servers:
+        raise UsageError(
+            f"{name} uses no servers, and {asked.servers} were asked for; leave --servers out, or choose a strategy "
+            "with servers"
+        )
+    strategy.check(asked)
