@@ -113,25 +113,27 @@ def test_the_bytes_are_those_of_the_network_interface(emulated: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "the_same_on_one_host"),
+    ("layout", "strategy", "the_same_on_one_host"),
     [
         (
+            (2, 2),
             "hierarchical-local-sgd:local_period=1,global_period=4",
             "hierarchical-local-sgd:local_period=1,global_period=4,groups=2",
         ),
-        ("double-buffer", "double-buffer"),
+        ((2, 1), "double-buffer", "double-buffer"),
     ],
 )
 def test_strategies_with_replicas_of_their_own(
-    strategy: str, the_same_on_one_host: str, tmp_path: Path
+    layout: tuple[int, ...], strategy: str, the_same_on_one_host: str, tmp_path: Path
 ) -> None:
     """Hosts are groups, and sums go on in the background between hosts as well."""
     words = ["train", "--model", "mlp:hidden=64", "--steps", "7", "--batch", "16", "--strategy"]
-    spread = on_hosts((2, 2), [*words, strategy], tmp_path)
+    spread = on_hosts(layout, [*words, strategy], tmp_path)
     assert spread.summary["hosts"] == 2
     alone = tmp_path / "alone"
     alone.mkdir()
-    command = [str(BIN / "manyhands"), *words, the_same_on_one_host, "--workers", "4", "--threads", "1"]
+    command = [str(BIN / "manyhands"), *words, the_same_on_one_host, "--threads", "1"]
+    command += ["--workers", str(spread.workers)]
     done = run([*command, "--json", "--out", "run"], alone)
     assert done.code == 0, done.err
     ours, theirs = parameters(spread.out), parameters(alone / "run")
