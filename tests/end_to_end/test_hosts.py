@@ -36,8 +36,11 @@ class Run:
 
 @pytest.fixture(scope="module", params=[(2, 1), (1, 1)], ids=["2+1", "1+1"])
 def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    layout: tuple[int, ...] = request.param
-    folder = tmp_path_factory.mktemp("hosts")
+    return on_hosts(request.param, TRAIN, tmp_path_factory.mktemp("hosts"))
+
+
+def on_hosts(layout: tuple[int, ...], words: list[str], folder: Path) -> Run:
+    """`manyhands` with these words in every worker of emulated hosts, so many workers on each."""
     host_of = [host for host, count in enumerate(layout) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(hosts.EmulatedHosts(len(layout)))
@@ -50,7 +53,7 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
                     local.STORE: f"{net.address(0)}:{PORT}",
                 }
             )
-            command = [*net.command_prefix(host), str(BIN / "manyhands"), *TRAIN, "--json", "--out", "run"]
+            command = [*net.command_prefix(host), str(BIN / "manyhands"), *words, "--json", "--out", "run"]
             worker = stack.enter_context(
                 subprocess.Popen(
                     command,
@@ -107,3 +110,32 @@ def test_the_bytes_are_those_of_the_network_interface(emulated: Run) -> None:
     assert emulated.summary["bytes_sent"] == pytest.approx(sum(emulated.sent_bytes), rel=0.15)
     for sent in emulated.sent_bytes:
         assert sent > 8 * PARAMETER_BYTES, "every step's gradients have left every host"
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy", "the_same_on_one_host"),
+    [
+        (
+            (2, 2),
+            "hierarchical-local-sgd:local_period=1,global_period=4",
+            "hierarchical-local-sgd:local_period=1,global_period=4,groups=2",
+        ),
+        ((2, 1), "double-buffer", "double-buffer"),
+    ],
+)
+def test_strategies_with_replicas_of_their_own(
+    layout: tuple[int, ...], strategy: str, the_same_on_one_host: str, tmp_path: Path
+) -> None:
+    """Hosts are groups, and sums go on in the background between hosts as well."""
+    words = ["train", "--model", "mlp:hidden=64", "--steps", "7", "--batch", "16", "--strategy"]
+    spread = on_hosts(layout, [*words, strategy], tmp_path)
+    assert spread.summary["hosts"] == 2
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    command = [str(BIN / "manyhands"), *words, the_same_on_one_host, "--threads", "1"]
+    command += ["--workers", str(spread.workers)]
+    done = run([*command, "--json", "--out", "run"], alone)
+    assert done.code == 0, done.err
+    ours, theirs = parameters(spread.out), parameters(alone / "run")
+    for name, value in ours.items():
+        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
