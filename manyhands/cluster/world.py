@@ -21,6 +21,7 @@ from manyhands.comm.transports.c10d import C10dTransport
 from manyhands.comm.transports.host import Host
 from manyhands.comm.transports.mailbox import MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
+from manyhands.comm.transports.transport import Transport
 
 STEP_TIMEOUT_S = 1800.0  # a peer that died is noticed at once; this is for one that stopped without dying
 
@@ -43,7 +44,8 @@ class World:
         if len(self.hosts) > 1:
             self._connect()
             self._between = BetweenHosts(self.hosts, self.rank)
-        self.comm: Comm = SharedComm(self.host, self.rank, self.size, self._between)
+        self._transport: Transport | None = None
+        self.comm: Comm = SharedComm(self.host, self.rank, self.size, self._between, self.transport)
 
     @property
     def lanes(self) -> int:
@@ -55,10 +57,15 @@ class World:
 
     def scheduled(self, topology: str) -> Comm:
         """The comm of replicas that each worker has for itself, with a named topology."""
-        far = C10dTransport(None) if len(self.hosts) > 1 else None
-        near = MailboxTransport(self.host)
-        transport = RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
-        return ScheduledComm(transport, topology, self.hosts, self.comm)
+        return ScheduledComm(self.transport(), topology, self.hosts, self.comm)
+
+    def transport(self) -> Transport:
+        """Messages between any two workers; made when it is first asked for, by all workers together."""
+        if self._transport is None:
+            far = C10dTransport(None) if len(self.hosts) > 1 else None
+            near = MailboxTransport(self.host)
+            self._transport = RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
+        return self._transport
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""

@@ -7,6 +7,7 @@ from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.comm.collectives.executor import all_reduce
 from manyhands.comm.collectives.schedule import Hosts
 from manyhands.comm.comm import Comm
+from manyhands.comm.pairs import swap
 from manyhands.comm.transports.transport import Transport
 
 
@@ -23,6 +24,9 @@ class ScheduledComm(Comm):
     def sum_(self, vector: Tensor) -> None:
         with telemetry.timed("exchange"):
             all_reduce(self.schedule, self._transport, vector)
+
+    def swap(self, peer: int, vector: Tensor) -> Tensor:
+        return swap(self._transport, peer, vector)
 
     def any_(self, flags: Tensor) -> Tensor:
         return self._control.any_(flags)

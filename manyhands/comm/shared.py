@@ -7,7 +7,7 @@ worker that are used in turn. Each chunk goes through stages: `put` it where the
 to wait, so a short delay of one does not stop all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.comm.background import Background
 from manyhands.comm.comm import Comm
+from manyhands.comm.pairs import swap
 from manyhands.comm.transports.group import Group
 from manyhands.comm.transports.host import Host, Progress
+from manyhands.comm.transports.transport import Transport
 from manyhands.errors import UsageError
 
 SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core's cache
@@ -44,11 +46,19 @@ def chunk_bytes(workers: int) -> int:
 class SharedComm(Comm):
     """All workers of a host (and, through `between`, of all hosts) as replicas of their own."""
 
-    def __init__(self, host: Host | Group, rank: int, size: int, between: Lanes | None = None) -> None:
+    def __init__(
+        self,
+        host: Host | Group,
+        rank: int,
+        size: int,
+        between: Lanes | None = None,
+        transport: Callable[[], Transport] | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self._host = host
         self._between = between
+        self._transport = transport  # for pairs; made when they first meet, by all workers together
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
         self._background = Background()
@@ -82,6 +92,12 @@ class SharedComm(Comm):
     def finish_sum(self) -> None:
         with telemetry.timed("exchange"):
             self._background.finish()
+
+    def sum_is_done(self) -> bool:
+        return self._background.is_done()
+
+    def swap(self, peer: int, vector: Tensor) -> Tensor:
+        return swap(self._transport(), peer, vector) if self._transport else super().swap(peer, vector)
 
     def near(self, groups: int | None = None) -> "SharedComm":
         if groups not in self._near:

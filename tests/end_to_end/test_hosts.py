@@ -36,8 +36,12 @@ class Run:
 
 @pytest.fixture(scope="module", params=[(3, 1), (1, 1)], ids=["3+1", "1+1"])
 def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("hosts")
-    said, sent_bytes = _run_on(request.param, [*TRAIN, "--json", "--out", "run"], folder)
+    return on_hosts(request.param, TRAIN, tmp_path_factory.mktemp("hosts"))
+
+
+def on_hosts(layout: tuple[int, ...], words: list[str], folder: Path) -> Run:
+    """`manyhands` with these words, training, in every worker of emulated hosts, so many workers on each."""
+    said, sent_bytes = _run_on(layout, [*words, "--json", "--out", "run"], folder)
     assert [out != "" for out in said] == [rank == 0 for rank in range(len(said))]
     return Run(out=folder / "run", workers=len(said), summary=json.loads(said[0]), sent_bytes=sent_bytes)
 
@@ -152,5 +156,34 @@ def test_layers_skipped_at_random_and_clipping_give_the_same_on_3_and_1_workers_
     assert done.code == 0, done.err
     ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("hosts.pt", "alone.pt"))
     assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy", "the_same_on_one_host"),
+    [
+        (
+            (2, 2),
+            "hierarchical-local-sgd:local_period=1,global_period=4",
+            "hierarchical-local-sgd:local_period=1,global_period=4,groups=2",
+        ),
+        ((2, 1), "double-buffer", "double-buffer"),
+    ],
+)
+def test_strategies_with_replicas_of_their_own(
+    layout: tuple[int, ...], strategy: str, the_same_on_one_host: str, tmp_path: Path
+) -> None:
+    """Hosts are groups, and sums go on in the background between hosts as well."""
+    words = ["train", "--model", "mlp:hidden=64", "--steps", "7", "--batch", "16", "--strategy"]
+    spread = on_hosts(layout, [*words, strategy], tmp_path)
+    assert spread.summary["hosts"] == 2
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    command = [str(BIN / "manyhands"), *words, the_same_on_one_host, "--threads", "1"]
+    command += ["--workers", str(spread.workers)]
+    done = run([*command, "--json", "--out", "run"], alone)
+    assert done.code == 0, done.err
+    ours, theirs = parameters(spread.out), parameters(alone / "run")
     for name, value in ours.items():
         assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
