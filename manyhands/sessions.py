@@ -26,6 +26,7 @@ from manyhands.cluster.world import World, join
 from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
 from manyhands.data.loading import empty_like, gather, prefetch, samples_in
+from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import PeerLost, UsageError
 from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
 from manyhands.replica.replica import Loss, Replica, Share
@@ -98,6 +99,7 @@ class Session:
         self.scheduler = scheduler
         self.seed = seed
         self._clock = Stopwatch()
+        self._watch = LossWatch(world.rank, self._suspects)
         self._closed = False
         self._broken = ""
         self._data: Any = None  # the data set whose samples the current steps use
@@ -177,11 +179,28 @@ class Session:
         if self._data is not None:
             self.position += int(meeting.total())
         self.samples += int(meeting.total())
-        if parts:
-            self.last_loss = loss
         self._clock.lap(int(meeting.total()))
         telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
+        if parts:
+            self.last_loss = loss
+            if warning := self._watch.see(self.steps, loss):
+                self._warn(warning)
         return loss
+
+    def _warn(self, warning: str) -> None:
+        """Every worker records what it saw; one says it, since all are likely to see the same."""
+        telemetry.event("warning", step=self.steps, text=warning)
+        if self.world.rank == 0:
+            print(f"warning: step {self.steps}: {warning}", file=sys.stderr, flush=True)
+
+    def _suspects(self) -> Suspects:
+        """What a loss that goes wrong may be due to."""
+        counted = telemetry.totals()
+        return Suspects(
+            rate=max(float(group.get("lr", 0.0)) for group in self.optimizer.param_groups),
+            staleness=counted.get("staleness", 0.0) / max(counted.get("updates", 0.0), 1.0),
+            period=getattr(self.strategy, "period", 1),
+        )
 
     def _open(self, purpose: int, *, samples: int = 0) -> Meeting:
         """Tell everyone what this worker has come for, and what it brings."""
