@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from manyhands import strategies
+from manyhands import spec, strategies
 from manyhands.errors import UnknownName, UsageError
 
 DEVICES = ("cpu", "cuda")
@@ -85,7 +85,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ):
             if name not in known:
                 raise UnknownName(kind, name, known)
-        strategies.parse(self.strategy).check(self.cluster.workers)
+        optimizer = spec.split(train.optimizer)[0] if train.optimizer else None
+        asked = strategies.Asked(workers=self.cluster.workers, optimizer=optimizer)
+        strategies.parse(self.strategy).check(asked)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -12,7 +12,8 @@ from torch import Tensor
 from manyhands import checkpoint, strategies, telemetry
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, Diverged
-from manyhands.replica.state import collect, distribute
+from manyhands.replica.apart import collect_apart, hand_out_apart
+from manyhands.replica.state import collect, distribute, model_tensors, owners_differ
 
 PAIRS = "pairs"
 
@@ -27,7 +28,9 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
     if session.replica.needs_closure and world.rank == 0:
         name = type(session.optimizer).__name__
         warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
-    tensors, states = collect(session.replica, world)
+    own, states = collect(session.replica, world)
+    others, apart = ({}, {}) if owners_differ(session.replica) else collect_apart(own, states, world)
+    tensors = own | others | model_tensors(session.replica)
     random = world.gather(torch.get_rng_state().numpy().tobytes())
     problem = ""
     if world.rank == 0:
@@ -40,6 +43,7 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
             "workers": world.size,
             "strategy": strategies.describe(session.strategy),
             "optimizer": states,
+            "apart": apart,
             "optimizer_class": type(session.optimizer).__name__,
             "groups": [_plain(group) for group in session.optimizer.param_groups],
             "scheduler": _plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
@@ -79,7 +83,12 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
             f"the checkpoint in {directory} was made with {record['optimizer_class']} and this session has "
             f"{type(session.optimizer).__name__}; use the same optimizer"
         )
-    distribute(session.replica, session.comm, session.world, tensors, record["optimizer"])
+    world = session.world
+    own, own_states = {}, record["optimizer"]
+    if record["workers"] == world.size and not owners_differ(session.replica):
+        own = hand_out_apart(tensors, world)
+        own_states = record["apart"].get(str(world.rank), own_states)
+    distribute(session.replica, session.comm, world, tensors, record["optimizer"], own, own_states)
     session.steps = session.replica.steps = record["steps"]
     session.epoch, session.position = record["epoch"], record["position"]
     session.samples, session.seed = record["samples"], record["seed"]
@@ -89,8 +98,8 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
         now = session.scheduler.state_dict()
         saved = record["scheduler"]
         session.scheduler.load_state_dict({key: _like(value, now.get(key)) for key, value in saved.items()})
-    if record["workers"] == session.world.size:
-        state = bytes.fromhex(record["random"][session.world.rank])
+    if record["workers"] == world.size:
+        state = bytes.fromhex(record["random"][world.rank])
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return dict(record["extra"])
 

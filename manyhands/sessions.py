@@ -33,6 +33,7 @@ from manyhands.replica.replica import Loss, Replica, Share
 from manyhands.replica.state import average_buffers, give_back_state, spread
 from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
 from manyhands.stopwatch import Stopwatch
+from manyhands.strategies import Asked
 
 Measure = Callable[[nn.Module, Any], Tensor]
 
@@ -85,8 +86,11 @@ class Session:
         out: Path | None = None,
     ) -> None:
         self.world = world
+        self.strategy_text = strategy  # as a person wrote it: reports show the name they know
         self.strategy = strategies.parse(strategy)
-        self.strategy.check(world.size)
+        self.strategy.check(
+            Asked(workers=world.size, optimizer=type(optimizer).__name__.lower(), hosts=len(world.hosts))
+        )
         self.model = model
         self.steps = 0
         self.epoch = 0
@@ -102,6 +106,8 @@ class Session:
         self._watch = LossWatch(world.rank, self._suspects)
         self._closed = False
         self._broken = ""
+        self._parted = False  # whether there were steps since the replicas last agreed
+        self._uncounted = 0  # samples of this worker that the others have not heard of
         self._data: Any = None  # the data set whose samples the current steps use
         self._last_data: Any = None
         self._total_bytes: list[float] = []
@@ -109,7 +115,7 @@ class Session:
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
         self.replica, self.comm = self._build(clip_norm)
-        telemetry.event("start", workers=world.size, strategy=strategies.describe(self.strategy))
+        telemetry.event("start", workers=world.size, strategy=strategy)
 
     def _build(self, clip_norm: float | None) -> tuple[Replica, Comm]:
         """The replica and the comm that fit the strategy, the optimizer and the device."""
@@ -133,7 +139,7 @@ class Session:
             host=host,
             lanes=lanes,
             clip_norm=clip_norm,
-            agree=comm.copy_,
+            agree=comm.copy_ if self.strategy.synchronous else None,
         )
         spread(replica, comm, self.world)
         return replica, comm
@@ -148,7 +154,8 @@ class Session:
         parts = [(batch, samples) for batch in batches if (samples := samples_in(batch))]
         with self._together():
             self._clock.start()
-            return self._run(parts, self._open(STEP, samples=sum(samples for _, samples in parts)))
+            samples = sum(samples for _, samples in parts)
+            return self._run(parts, self._open(STEP, samples=samples) if self.strategy.lockstep else None)
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -165,10 +172,13 @@ class Session:
             self._broken = f"{type(error).__name__}: {error}"
             raise
 
-    def _run(self, parts: list[tuple[Any, int]], meeting: Meeting) -> float:
-        share = Share(parts=parts, total=meeting.total)
-        if not parts or not self.strategy.synchronous or len(self.world.hosts) == 1:
-            meeting.total()  # all workers must have asked before anything else is exchanged
+    def _run(self, parts: list[tuple[Any, int]], meeting: Meeting | None) -> float:
+        """The step itself; without a meeting nobody knows what the others do."""
+        own = float(sum(samples for _, samples in parts))
+        total = meeting.total if meeting else lambda: own
+        share = Share(parts=parts, total=total if self.strategy.pooled else lambda: own)
+        if not parts or not self.strategy.pooled or len(self.world.hosts) == 1:
+            total()  # all workers must have asked before anything else is exchanged
         loss = self.strategy.step(self.replica, self.comm, share)
         self.replica.settle()
         if not self.replica.needs_closure and is_watched(self.optimizer):
@@ -176,10 +186,10 @@ class Session:
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
-        if self._data is not None:
-            self.position += int(meeting.total())
-        self.samples += int(meeting.total())
-        self._clock.lap(int(meeting.total()))
+        self._parted = True
+        self._uncounted += 0 if meeting else int(own)
+        self._count(int(total()))
+        self._clock.lap(int(total()))
         telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
         if parts:
             self.last_loss = loss
@@ -199,8 +209,13 @@ class Session:
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.optimizer.param_groups),
             staleness=counted.get("staleness", 0.0) / max(counted.get("updates", 0.0), 1.0),
-            period=getattr(self.strategy, "period", 1),
+            period=self.strategy.period,
         )
+
+    def _count(self, samples: int) -> None:
+        self.samples += samples
+        if self._data is not None:
+            self.position += samples
 
     def _open(self, purpose: int, *, samples: int = 0) -> Meeting:
         """Tell everyone what this worker has come for, and what it brings."""
@@ -239,6 +254,13 @@ class Session:
         """Take part in the others' steps, without data of our own, until all have come for the same thing."""
         while (meeting := self._open(purpose)).anyone_steps():
             self._run([], meeting)
+        if not self.strategy.lockstep:
+            rows = self.world.exchange([float(self._uncounted), float(self._parted)])
+            others = sum(int(row[0]) for row in rows) - self._uncounted
+            self._count(others)
+            self._clock.add(others)
+            self._uncounted = 0
+            self._parted = any(row[1] for row in rows)
 
     # The data
 
@@ -323,9 +345,13 @@ class Session:
         return result
 
     def _pause(self, purpose: int) -> None:
-        """Before anything that is not a step: everyone is here, and the buffers are the same everywhere."""
+        """Before anything that is not a step: everyone is here, parameters and buffers are the same everywhere."""
         self._clock.stop()
         self._gather_everyone(purpose)
+        if self._parted:
+            self.strategy.agree(self.replica, self.comm)
+            self.world.host.barrier()
+            self._parted = False
         average_buffers(self.model, self.world)
 
     # Saving and resuming
@@ -368,7 +394,7 @@ class Session:
             "epochs": self.epoch,
             "workers": self.world.size,
             "hosts": len(self.world.hosts),
-            "strategy": strategies.describe(self.strategy),
+            "strategy": self.strategy_text,
             "bytes_sent": int(bytes_sent),
             "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),

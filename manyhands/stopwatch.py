@@ -28,6 +28,11 @@ class Stopwatch:
         self._laps += 1
         self._last = now
 
+    def add(self, samples: int) -> None:
+        """Samples of others, in the time that was counted here."""
+        if self._seconds:
+            self._samples += samples
+
     def rate(self) -> float:
         return self._samples / self._seconds if self._seconds else 0.0
 

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     workers = 2 if options.workers is None else options.workers
     if workers < 1:
         raise UsageError(f"workers={workers}: it must be at least 1")
-    strategies.parse(options.strategy).check(workers)
+    strategies.parse(options.strategy).check(strategies.Asked(workers=workers))
     with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
         return run_workers(
             [str(script), *options.arguments],
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 def _join(options: argparse.Namespace, seat: Seat) -> int:
     """Run the script here, as one worker of a world that someone else started."""
     check_workers(options.workers, seat)
-    strategies.parse(options.strategy).check(seat.size)
+    strategies.parse(options.strategy).check(strategies.Asked(workers=seat.size))
     if options.threads is not None:
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     os.environ[local.STRATEGY] = options.strategy

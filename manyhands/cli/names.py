@@ -30,13 +30,14 @@ def _strategies() -> list[tuple[str, str]]:
     import dataclasses
 
     from manyhands.comm.collectives import TOPOLOGIES
-    from manyhands.strategies import STRATEGIES
+    from manyhands.strategies import PRESETS, STRATEGIES
 
     rows = []
     for name, kind in STRATEGIES.items():
         settings = ",".join(f"{field.name}={field.default}" for field in dataclasses.fields(kind))
         rows.append((f"{name}:{settings}" if settings else name, _first_line(kind)))
     rows += [(f"  topology={name}", _first_line(make)) for name, make in TOPOLOGIES.items()]
+    rows += [(name, f"{preset.line} ({preset.paper}): {preset.strategy}") for name, preset in PRESETS.items()]
     return rows
 
 

@@ -21,6 +21,7 @@ from manyhands import telemetry
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
+from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Layout, Shape, Span, lay_out
 from manyhands.replica.parameters import one_type, sparse_ids, trained
 from manyhands.replica.updates import Updates, is_element_wise, needs_closure, vector_states
@@ -57,16 +58,17 @@ class Replica:
         host: Host | None = None,
         lanes: int | None = None,
         clip_norm: float | None = None,
-        agree: Callable[[Tensor], None] = lambda vector: None,
+        agree: Callable[[Tensor], None] | None = None,
         span_bytes: int = SPAN_BYTES,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.steps = 0
         self.needs_closure = needs_closure(optimizer)
+        self.kept = Kept()
         self._loss = loss
         self._clip_norm = clip_norm
-        self._agree = agree  # makes a vector of the first replica everyone's
+        self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
         self._host = host
         self._index = host.index if host else 0
         self._workers = host.size if host else 1
@@ -378,7 +380,8 @@ class Replica:
                 self._norms[index] for index in reversed(range(len(self.parameters))) if index not in skipped
             ]
             norm.copy_(torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(()))
-            self._agree(norm)  # another processor may have rounded otherwise
+            if self._agree:
+                self._agree(norm)  # another processor may have rounded otherwise
         if self._host:
             self._host.barrier()
         return torch.clamp(limit / (norm[0] + 1e-6), max=1.0)
@@ -398,6 +401,10 @@ class Replica:
         for param in self.parameters:
             param.grad = None
         return float(first) if first is not None else float("nan")
+
+    def keep(self, name: str, start: Tensor | None = None) -> Tensor:
+        """A vector of the strategy's own, saved and restored: at first a copy of `start`, or zeros like `params`."""
+        return self.kept.get_or_make(name, self.params, start)
 
     # What is not a step
 

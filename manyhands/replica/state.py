@@ -70,38 +70,59 @@ def _from_first(vector: Tensor, replica: Replica, comm: Comm) -> None:
 
 
 def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
-    """Everything that makes up the state; the tensors are complete on worker 0."""
+    """Everything that this worker's next step depends on, what neighbours hold for it included; not the model."""
     states: States = {}
     loose: dict[str, Tensor] = {}
-    if world.rank in world.hosts[0]:  # every host has the same
-        for param, values in replica.updates.export().items():
-            for name, value in values.items():
-                kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
-                states.setdefault(param, {})[name] = [kind, value if kind == NUMBER else None]
-                if isinstance(value, Tensor):
-                    loose[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
-    tensors: dict[str, Tensor] = {}
-    merged: States = {}
-    for part in world.gather(msgspec.json.encode(states)):
-        merged.update(msgspec.json.decode(part))
-    for blob in world.gather(tensors_to_bytes(loose) if loose else b""):
-        if blob:
-            tensors |= {f"optimizer/{name}": value for name, value in tensors_from_bytes(blob).items()}
+    for param, values in replica.updates.export().items():
+        for name, value in values.items():
+            kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
+            states.setdefault(param, {})[name] = [kind, value if kind == NUMBER else None]
+            if isinstance(value, Tensor):
+                loose[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
+    if owners_differ(replica):
+        states, loose = _from_owners(states, loose, world)
+    tensors = {f"optimizer/{name}": value for name, value in loose.items()}
     for place in replica.layout.places:
-        for name, (kind, _) in merged.get(place.name, {}).items():
+        for name, (kind, _) in states.get(place.name, {}).items():
             if kind == VECTOR:
                 vector = replica.updates.vectors[name]
                 tensors[f"optimizer/{place.name}/{name}"] = vector[place.start : place.stop].view(place.shape)
-    for name, value in replica.model.state_dict().items():
-        if isinstance(value, Tensor):
-            tensors[f"model/{name}"] = value
-    return tensors, merged
+    return tensors | {f"kept/{name}": vector for name, vector in replica.kept.items()}, states
+
+
+def owners_differ(replica: Replica) -> bool:
+    """Whether the workers of a host divide one replica among them."""
+    return replica.lanes > 1
+
+
+def _from_owners(states: States, loose: dict[str, Tensor], world: World) -> tuple[States, dict[str, Tensor]]:
+    """What each owner of the first host alone knows, merged; every host has the same."""
+    speaks = world.rank in world.hosts[0]
+    merged: States = {}
+    tensors: dict[str, Tensor] = {}
+    for part in world.gather(msgspec.json.encode(states if speaks else {})):
+        merged.update(msgspec.json.decode(part))
+    for blob in world.gather(tensors_to_bytes(loose) if loose and speaks else b""):
+        tensors |= tensors_from_bytes(blob) if blob else {}
+    return merged, tensors
+
+
+def model_tensors(replica: Replica) -> dict[str, Tensor]:
+    """The model itself, the same on all workers when they pause."""
+    values = replica.model.state_dict()
+    return {f"model/{name}": value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def distribute(
-    replica: Replica, comm: Comm, world: World, tensors: dict[str, Tensor], states: States
+    replica: Replica,
+    comm: Comm,
+    world: World,
+    tensors: dict[str, Tensor],
+    states: States,
+    own: dict[str, Tensor],
+    own_states: States,
 ) -> None:
-    """Take over what `collect` gave; worker 0 has the tensors."""
+    """Take over what was collected: worker 0 has the tensors, and each worker `own`, which differ from them."""
     if world.rank == 0:
         _load_model(replica, tensors)
     spread(replica, comm, world)
@@ -113,6 +134,12 @@ def distribute(
                     vector[place.start : place.stop] = saved.view(-1)
         _from_first(vector, replica, comm)
     world.host.barrier()
+    for name, vector in replica.updates.vectors.items():
+        for place in replica.layout.places:
+            differing = own.get(f"optimizer/{place.name}/{name}")
+            if differing is not None and tuple(differing.shape) == place.shape:
+                vector[place.start : place.stop] = differing.view(-1)
+    _restore_kept(replica, world, tensors, own)
     loose = {
         f"{param}/{name}": tensors[f"optimizer/{param}/{name}"].contiguous()
         for param, values in states.items()
@@ -121,12 +148,23 @@ def distribute(
     }
     blob = world.gather(tensors_to_bytes(loose) if loose else b"")[0]
     known = tensors_from_bytes(blob) if blob else {}
+    known |= {name.removeprefix("optimizer/"): value for name, value in own.items()}
     values: dict[str, dict[str, Any]] = {}
-    for param, entries in states.items():
+    for param, entries in own_states.items():
         for name, (kind, number) in entries.items():
             value = {VECTOR: None, NUMBER: number}.get(kind, known.get(f"{param}/{name}"))
             values.setdefault(param, {})[name] = value
     replica.updates.restore(list(replica.owned), values)
+
+
+def _restore_kept(replica: Replica, world: World, tensors: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """What the strategy kept: worker 0's, and on top of it what this worker had for itself."""
+    replica.kept.clear()
+    kept = {name: value.contiguous() for name, value in tensors.items() if name.startswith("kept/")}
+    blob = world.gather(tensors_to_bytes(kept) if kept else b"")[0]
+    for name, value in {**(tensors_from_bytes(blob) if blob else {}), **own}.items():
+        if name.startswith("kept/"):
+            replica.kept[name.removeprefix("kept/")] = value.to(replica.params.device)
 
 
 def _load_model(replica: Replica, tensors: dict[str, Tensor]) -> None:

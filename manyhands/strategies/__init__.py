@@ -1,13 +1,15 @@
 """How replicas agree. Adding a strategy is one file and one line in this table."""
 
-from typing import Any
-
 from manyhands import spec
+from manyhands.errors import UnknownName
 from manyhands.strategies.all_reduce import AllReduce
+from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.single import Single
-from manyhands.strategies.strategy import Strategy
+from manyhands.strategies.strategy import Asked, Strategy
 
-STRATEGIES: dict[str, type[Any]] = {
+__all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "describe", "parse"]
+
+STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
     "all-reduce": AllReduce,
 }
@@ -16,9 +18,14 @@ DEFAULT = "all-reduce"
 
 
 def parse(text: str) -> Strategy:
-    """`all-reduce:topology=ring` → the strategy with its settings."""
-    strategy: Strategy = spec.parse(text, STRATEGIES, "strategy")
-    return strategy
+    """`all-reduce:topology=ring` → the strategy with its settings; so does the preset `ring`."""
+    name, colon, settings = text.partition(":")
+    preset = PRESETS.get(name.strip())
+    if preset:
+        text = preset.strategy + (("," if ":" in preset.strategy else ":") + settings if colon else "")
+    elif name.strip() not in STRATEGIES:
+        raise UnknownName("strategy", name.strip(), [*STRATEGIES, *PRESETS])
+    return spec.parse(text, STRATEGIES, "strategy")
 
 
 def describe(strategy: Strategy) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.errors import UnknownName
+from manyhands.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce:
+class AllReduce(Strategy):
     """The mean of all gradients in every step (PyTorch DDP, Li et al. 2020; Horovod, Sergeev & Del Balso 2018)."""
 
     topology: str = "native"  # the fastest for the machine at hand, or a schedule: ring, tree, ...
@@ -30,9 +31,6 @@ class AllReduce:
     def shares_replica(self) -> bool:
         """A named topology is between workers, so each has a replica of its own."""
         return self.topology == "native"
-
-    def check(self, workers: int) -> None:
-        """Any number of workers will do."""
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         if replica.needs_closure:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.errors import UsageError
+from manyhands.strategies.strategy import Asked, Strategy
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -11,17 +12,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Single:
+class Single(Strategy):
     """One worker, plain SGD and its relatives (Robbins & Monro 1951)."""
 
     synchronous: ClassVar[bool] = True
     shares_replica: ClassVar[bool] = True
-    topology: ClassVar[str] = "native"
 
-    def check(self, workers: int) -> None:
-        if workers != 1:
+    def check(self, asked: Asked) -> None:
+        if asked.workers != 1:
             raise UsageError(
-                f"strategy single runs on 1 worker, not {workers}; use --workers 1 or --strategy all-reduce"
+                f"strategy single runs on 1 worker, not {asked.workers}; use --workers 1 or --strategy all-reduce"
             )
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:

@@ -3,33 +3,76 @@
 Strategies import no torch at run time: the launcher reads their settings and must start fast.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
     from manyhands.replica.replica import Replica, Share
 
 
-class Strategy(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a run is asked to be, as far as a strategy may have to refuse it."""
+
+    workers: int
+    servers: int = 0
+    optimizer: str | None = None  # its name in small letters; None where nobody knows it yet
+    hosts: int | None = None  # None until the workers have met
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
     """How replicas agree: what a step does besides computing gradients.
 
-    The dataclass is at once the configuration, the command-line grammar and the record in reports.
+    The dataclass is at once the configuration, the command-line grammar and the record in reports. A strategy
+    overrides a property by a field or a class variable of the same name.
     """
 
     @property
     def synchronous(self) -> bool:
         """Whether a step equals one step of a single process on all workers' samples together."""
+        return False
+
+    @property
+    def pooled(self) -> bool:
+        """Whether gradients are weighted by the samples of all workers in the step, so that their sum is the
+        gradient of the mean over all samples; otherwise by the worker's own."""
+        return self.synchronous
 
     @property
     def shares_replica(self) -> bool:
         """Whether the workers of a host may share one replica, so that `comm` connects hosts and not workers."""
+        return False
 
     @property
     def topology(self) -> str:
         """How `comm` sums: `native`, or the name of a schedule."""
+        return "native"
 
-    def check(self, workers: int) -> None:
+    @property
+    def lockstep(self) -> bool:
+        """Whether all workers take every step together; if not, nobody waits for anybody at a step."""
+        return True
+
+    @property
+    def period(self) -> int:
+        """Steps from one time that replicas agree to the next."""
+        return 1
+
+    def batches_per_update(self, workers: int) -> int:
+        """How many workers' batches go into one update, which the learning rate is to fit (`fairness.py`)."""
+        return workers if self.pooled else 1
+
+    def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         """One step on this worker's share of the samples; returns its loss."""
+        raise NotImplementedError
+
+    def agree(self, replica: "Replica", comm: "Comm") -> None:
+        """Make the parameters of all replicas the same: before an evaluation, before a checkpoint, at the end.
+
+        Called by all workers together, and only if there were steps since the last time.
+        """

@@ -21,7 +21,7 @@ from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
 from manyhands.job import OPTIMIZERS
 from manyhands.models import MODELS
-from manyhands.strategies import STRATEGIES
+from manyhands.strategies import PRESETS, STRATEGIES
 from tests.end_to_end.commands import Done, manyhands, parameters, same_bits
 
 VERBS = ("train", "launch", "list", "convert", "doctor")
@@ -90,7 +90,7 @@ def test_verbs_and_flags_are_few() -> None:
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("strategies", [*STRATEGIES, *TOPOLOGIES]),
+        ("strategies", [*STRATEGIES, *TOPOLOGIES, *PRESETS]),
         ("models", [*MODELS, "package.module:callable"]),
         ("data", [*DATASETS, "package.module:callable"]),
     ],

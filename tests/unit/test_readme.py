@@ -85,7 +85,7 @@ OWN = "package.module:callable"
 
 
 def test_the_readme_names_every_strategy() -> None:
-    assert named("### Strategies") == set(strategies.STRATEGIES)
+    assert named("### Strategies") == {*strategies.STRATEGIES, *strategies.PRESETS}
     section = README.read_text().partition("### Strategies")[2].partition("### ")[0]
     assert {f"`{name}`" for name in TOPOLOGIES} <= set(re.findall(r"`[^`]+`", section))
 
