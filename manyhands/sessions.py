@@ -137,6 +137,7 @@ class Session:
             self.optimizer,
             self._loss,
             host=host,
+            together=self.strategy.lockstep,
             lanes=lanes,
             clip_norm=clip_norm,
             agree=comm.copy_ if self.strategy.synchronous else None,

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from manyhands.cluster import compiler
 from manyhands.cluster.launchers import local
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
 
@@ -38,6 +39,7 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)
     if local.ARENA_FD in os.environ:
         os.set_inheritable(int(os.environ[local.ARENA_FD]), False)
+    compiler.leave_unloaded()
     try:
         _pin_to_cores()
         _run(sys.argv[1:])

@@ -35,6 +35,7 @@ class BetweenHosts(Comm):
         backend = "nccl" if device_groups else "gloo"
         self._groups: dict[int, Any] = {}
         self._quick: list[Any] = []
+        self._under_way: Callable[[], None] | None = None
         # Every worker has to take part in making every group, also of lanes it does not serve.
         for lane in range(self.lanes):
             ranks = lane_ranks(hosts, lane)
@@ -62,6 +63,16 @@ class BetweenHosts(Comm):
     def sum_(self, vector: Tensor) -> None:
         with telemetry.timed("exchange"):
             self.sum_lane(vector, self.mine()[0])
+
+    def start_sum(self, vector: Tensor) -> None:
+        self.finish_sum()
+        self._under_way = self.start_lane(vector, self.mine()[0])
+
+    def finish_sum(self) -> None:
+        if self._under_way:
+            with telemetry.timed("exchange"):
+                self._under_way()
+            self._under_way = None
 
     def any_(self, flags: Tensor) -> Tensor:
         flags = flags.clone()
@@ -100,7 +111,7 @@ class _Started(Sums):
 
     def _start(self, span: Any) -> None:
         assert isinstance(self._comm, BetweenHosts)
-        vector = self._replica.grads[span.slice]
+        vector = self._replica.gradient(span)
         self._under_way.append((span, self._comm.start_lane(vector, self._replica.lane(span))))
 
     def __iter__(self) -> Iterator[Any]:

@@ -10,11 +10,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from manyhands.errors import UsageError
+
 
 class Spanned(Protocol):
     """What a replica shows of itself to a comm: gradients as one vector, and the spans this worker owns."""
 
-    grads: Tensor
+    @property
+    def grads(self) -> Tensor: ...
+
+    def gradient(self, span: Any) -> Tensor: ...
 
     @property
     def owned(self) -> Iterable[Any]: ...
@@ -56,6 +61,20 @@ class Comm:
         number = torch.tensor([value], dtype=torch.float64)
         self.sum_(number)
         return float(number)
+
+    def start_sum(self, vector: Tensor) -> None:
+        """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may
+        touch the vector."""
+        self.sum_(vector)
+
+    def finish_sum(self) -> None:
+        """Wait for the sum that was started, if any."""
+
+    def near(self, groups: int | None = None) -> "Comm":
+        """The workers of this worker's host, or of its group where all workers form `groups`, as a comm of its own."""
+        if self.size > 1:
+            raise UsageError("groups of workers meet in the memory of a host: use --device cpu")
+        return self
 
     def sums(self, replica: Spanned) -> Sums:
         """Begin a sum of gradients over all replicas."""

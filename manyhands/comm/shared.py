@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
+from manyhands.comm.background import Background
 from manyhands.comm.comm import Comm
+from manyhands.comm.transports.group import Group
 from manyhands.comm.transports.host import Host, Progress
+from manyhands.errors import UsageError
 
 SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core's cache
 LARGEST_CHUNK_BYTES = 1 << 20
@@ -40,18 +43,51 @@ def chunk_bytes(workers: int) -> int:
 class SharedComm(Comm):
     """All workers of a host (and, through `between`, of all hosts) as replicas of their own."""
 
-    def __init__(self, host: Host, rank: int, size: int, between: Lanes | None = None) -> None:
+    def __init__(self, host: Host | Group, rank: int, size: int, between: Lanes | None = None) -> None:
         self.rank = rank
         self.size = size
         self._host = host
         self._between = between
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
+        self._background = Background()
+        self._near: dict[int | None, SharedComm] = {}
 
     def sum_(self, vector: Tensor) -> None:
+        with telemetry.timed("exchange"):
+            self._background.finish()  # all workers sum in the same order
+            self._sum(vector)
+
+    def start_sum(self, vector: Tensor) -> None:
+        self.finish_sum()
+        self._claim_buffers()  # by all workers at the same point of their work: not in the thread
+        self._background.start(lambda: self._sum(vector))
+
+    def finish_sum(self) -> None:
+        with telemetry.timed("exchange"):
+            self._background.finish()
+
+    def near(self, groups: int | None = None) -> "SharedComm":
+        if groups not in self._near:
+            host = self._host
+            workers = self.size // groups if groups else host.size
+            if host.size % workers or isinstance(host, Group):
+                raise UsageError(
+                    f"{groups} groups of {workers} workers do not fit a host with {host.size} workers; "
+                    "leave groups out for one group per host"
+                )
+            part = Group(host, host.size // workers)
+            self._near[groups] = SharedComm(part, part.index, workers)
+        return self._near[groups]
+
+    def _claim_buffers(self) -> "_Buffers":
+        self._buffers = self._buffers or _Buffers(self._host)
+        return self._buffers
+
+    def _sum(self, vector: Tensor) -> None:
         if self.size == 1 or not vector.numel():
             return
-        buffers = self._buffers = self._buffers or _Buffers(self._host)
+        buffers = self._claim_buffers()
         chunks = vector.view(-1).split(chunk_bytes(self._host.size) // vector.element_size())
         alone = self._between is None
         if alone and (self._host.size == 2 or vector.nbytes <= DIRECT_BYTES):
@@ -59,11 +95,10 @@ class SharedComm(Comm):
         else:
             stages = [self._put, self._reduce, self._take_result]
         first = self._done
-        with telemetry.timed("exchange"):
-            for tick in range(len(chunks) + AHEAD * (len(stages) - 1)):
-                for lag, stage in enumerate(stages):
-                    if 0 <= (number := tick - lag * AHEAD) < len(chunks):
-                        stage(buffers, first + number, chunks[number])
+        for tick in range(len(chunks) + AHEAD * (len(stages) - 1)):
+            for lag, stage in enumerate(stages):
+                if 0 <= (number := tick - lag * AHEAD) < len(chunks):
+                    stage(buffers, first + number, chunks[number])
         self._done += len(chunks)
         telemetry.count("shared_bytes", vector.nbytes)
 
@@ -110,7 +145,7 @@ def _add_up(parts: Sequence[Tensor], into: Tensor) -> None:
 class _Buffers:
     """The memory that chunks pass through, and how far every worker has come with them."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host | Group) -> None:
         size_bytes = chunk_bytes(host.size)
         memory = host.allocate(BUFFERS * (host.size + 1) * size_bytes, torch.uint8)
         self._rows = memory.view(BUFFERS, host.size + 1, size_bytes)

@@ -1,9 +1,9 @@
 """One copy of the model's parameters, shared by the workers of a host.
 
-All workers map the same `params` and the same optimizer state. Each has a gradient slot that its neighbours can read.
-Every worker owns some of the spans: when a span's gradients are there on all workers, its owner adds them up and runs
-the optimizer on that span, in place, for everyone. No gather, no second copy, and the optimizer's work is divided
-instead of repeated. A replica of one worker is the same code with one slot.
+All workers map the same `params`, the same sum of gradients and the same optimizer state. Every worker owns some of the
+spans: when all workers have added their gradients of a span, its owner runs the optimizer on it, in place, for
+everyone. No gather, no second copy, and the optimizer's work is divided instead of repeated. A replica of one worker
+is the same code.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from manyhands import telemetry
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
-from manyhands.errors import UsageError
+from manyhands.replica.gradients import Gradients, OnReady
 from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Layout, Shape, Span, lay_out
 from manyhands.replica.parameters import one_type, sparse_ids, trained
@@ -29,7 +29,6 @@ from manyhands.replica.updates import Updates, is_element_wise, needs_closure, v
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 
 Loss = Callable[[nn.Module, Any], Tensor]
-OnReady = Callable[[Span], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +55,7 @@ class Replica:
         loss: Loss,
         *,
         host: Host | None = None,
+        together: bool = True,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -69,9 +69,11 @@ class Replica:
         self._loss = loss
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
-        self._host = host
-        self._index = host.index if host else 0
-        self._workers = host.size if host else 1
+        self._home = host  # whose memory the parameters are in
+        # The workers that add up their gradients and divide the updates; without them each updates everything.
+        self._host = host if together else None
+        self._index = self._host.index if self._host else 0
+        self._workers = self._host.size if self._host else 1
         self.lanes = lanes or self._workers
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
@@ -87,16 +89,9 @@ class Replica:
         self._flags.fill_(1)
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
-        self._arrived = bytearray(len(self.parameters))
-        self._on_ready: OnReady | None = None
         self._last_part = False
-        self._had_gaps = False
+        self._clip_is_due = False
         self._deferred: list[Span] = []
-        self._gates = host.progress() if host else None
-        self._gate = 0
-        self._spans_of = [
-            tuple(s.index for s in self.spans if i in s.places) for i in range(len(self.parameters))
-        ]
         self._hooks: dict[int, Any] = {}
 
     # Setting up
@@ -113,38 +108,37 @@ class Replica:
 
     def _claim_memory(self, dtype: torch.dtype) -> None:
         length, count = self.layout.length, len(self.parameters)
-        if self._index == 0 and self._device.type == "cpu":
-            vectors = 1 + self._workers + len(vector_states(self.optimizer))
-            require_memory(
-                vectors * length * dtype.itemsize,
-                f"parameters, optimizer state and the gradients of {self._workers} workers",
-            )
-        self.params = self._vector(length, dtype)
-        self._slots = [self._vector(length, dtype) for _ in range(self._workers)]
-        self.grads = self._slots[0]  # where the sum over the workers of this replica is made
-        self._slot_views = [
-            self._slots[self._index][place.start : place.stop].view(place.shape)
-            for place in self.layout.places
-        ]
+        if self.leads and self._device.type == "cpu":
+            vectors = 2 + len(vector_states(self.optimizer))
+            require_memory(vectors * length * dtype.itemsize, "parameters, gradients and optimizer state")
+        self.params = self._common_vector(length, dtype)
+        total = self._vector(length, dtype)
+        owners = [self.lane(span) % self._workers for span in self.spans]
+        self._gradients = Gradients(self.layout, total, owners, self._host)
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
         self._norms = self._vector(count + 1, dtype)  # and, last, the norm of them all
-        # Per worker: whether it has gradients at all in this step, and how many parameters got none.
-        self._states = (
-            self._vector(self._workers * 2, torch.int64, on_device=False).view(self._workers, 2).numpy()
-        )
+        # Per worker: how many parameters got no gradient in this step.
+        self._missing = self._vector(self._workers, torch.int64, on_device=False).numpy()
         sparse = sparse_ids(self.model)
         self.updates = Updates(
             self.optimizer,
             self.layout,
             self.params,
-            self.grads,
-            allocate=lambda: self._vector(length, dtype),
+            total,
+            allocate=lambda: self._common_vector(length, dtype),
             sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
 
+    def _common_vector(self, length: int, dtype: torch.dtype) -> Tensor:
+        """What there is one of per host."""
+        if self._home and self._home.size > 1:
+            return self._home.allocate(length, dtype)
+        return self._vector(length, dtype)
+
     def _vector(self, length: int, dtype: torch.dtype, on_device: bool = True) -> Tensor:
+        """What the workers that step together have in common."""
         if self._host and self._workers > 1:
             return self._host.allocate(length, dtype)
         return torch.zeros(length, dtype=dtype, device=self._device if on_device else "cpu")
@@ -154,16 +148,18 @@ class Replica:
         known = {id(param) for param in self.parameters}
         others = [param for param in self.model.parameters() if id(param) not in known]
         edges = list(itertools.accumulate((-(-p.nbytes // 64) * 64 for p in others), initial=0))
-        self.constants = self._vector(edges[-1], torch.uint8)  # frozen parameters: one copy per host as well
+        self.constants = self._common_vector(
+            edges[-1], torch.uint8
+        )  # frozen parameters: one copy per host as well
         views = [self.params[place.start : place.stop].view(place.shape) for place in self.layout.places]
         for param, start in zip(others, edges, strict=False):
             views.append(self.constants[start : start + param.nbytes].view(param.dtype).view(param.shape))
         with torch.no_grad():
             for param, view in zip([*self.parameters, *others], views, strict=True):
-                if self._index == 0:
+                if self.leads:
                     view.copy_(param)
-            if self._host:
-                self._host.barrier()
+            if self._home:
+                self._home.barrier()
             for param, view in zip([*self.parameters, *others], views, strict=True):
                 param.data = view
 
@@ -183,7 +179,7 @@ class Replica:
     @property
     def leads(self) -> bool:
         """Whether this worker speaks for the replica where one must."""
-        return self._index == 0
+        return self._home is None or self._home.index == 0
 
     # One step: backward on every worker, then apply by the owners, then settle
 
@@ -191,7 +187,9 @@ class Replica:
         """Gradients of this worker's share, weighted by samples; returns its mean loss.
 
         `on_ready` is told of each owned span as soon as it is added up over the workers of this replica, while the
-        backward pass goes on. Without it the sums wait until `apply`, where they are still in the cache when updated.
+        backward pass goes on. Without it an owner's additions wait until `apply`, where the sum is in the cache anyway.
+        No parameter changes before all workers of this replica have all their gradients: another one's backward
+        pass may still read any of them, and a worker that dies before leaves the parameters as they were.
         """
         self._begin(on_ready)
         value = 0.0
@@ -208,14 +206,9 @@ class Replica:
         return value / share.samples if share.samples else float("nan")
 
     def _begin(self, on_ready: OnReady | None) -> None:
-        self._arrived[:] = bytes(len(self.parameters))
-        self._states[self._index] = (1, 0)
-        self._on_ready = on_ready
+        self._gradients.begin(on_ready)
         self._deferred.clear()
-        self._reduced = on_ready is not None or self._workers == 1
-        self._waiting_for = [len(span.places) for span in self.spans]
-        self._passed = 0
-        self._pending = list(self.owned) if on_ready else []
+        self._clip_is_due = not self.needs_closure
         for index, param in enumerate(self.parameters):
             param.grad = None
             if param.requires_grad and index not in self._hooks:  # at the first step, or thawed since
@@ -227,115 +220,53 @@ class Replica:
             return  # more batches will be added to it
         grad = param.grad
         param.grad = None
-        if grad is None:
-            return
-        if grad.is_sparse:
-            grad = grad.to_dense()
-        if self._arrived[index]:
-            self._arrive_again(index, grad)
-            return
-        self._slot_views[index].copy_(grad)
-        self._arrived[index] = 1
-        if self._on_ready:
-            for span in self._spans_of[index]:
-                self._waiting_for[span] -= 1
-            self._announce()
-
-    def _arrive_again(self, index: int, grad: Tensor) -> None:
-        """Re-entrant checkpointing runs several backward passes in one, each with a part of the gradient."""
-        if any(span < self._passed for span in self._spans_of[index]):
-            raise UsageError(
-                f"parameter {self._names[index]!r} got a second gradient after the first had been exchanged; "
-                "use torch.utils.checkpoint with use_reentrant=False"
-            )
-        self._slot_views[index].add_(grad)
-
-    def _announce(self) -> None:
-        """Tell the others which spans are complete here, and add up those that are complete everywhere."""
-        passed = self._passed
-        while passed < len(self.spans) and self._waiting_for[passed] <= 0:
-            passed += 1
-        if passed > self._passed:
-            self._passed = passed
-            if self._gates:
-                self._gates.publish(self._gate + passed)
-        while self._pending and self._pending[0].index < passed:
-            span = self._pending[0]
-            if self._gates and not self._gates.reached(self._gate + span.index + 1):
-                return
-            self._hand_over(self._pending.pop(0))
-
-    def _hand_over(self, span: Span) -> None:
-        assert self._on_ready is not None
-        self._add_up(span)
-        self._on_ready(span)
+        if grad is not None:
+            self._gradients.arrive(index, grad.to_dense() if grad.is_sparse else grad)
 
     def _end(self) -> None:
-        """All gradients of this worker are there: say so, and wait until that is true of every worker.
-
-        No parameter changes before this point. Another worker's backward pass may still read any of them, and a
-        worker that dies before it leaves the parameters as they were.
-        """
+        """All gradients of this worker are there: say which, and wait until that is true of every worker."""
         for index, param in enumerate(self.parameters):
             if param.grad is not None:  # used by an earlier batch of this step and not by the last one
                 self._arrive(index, param)
         self._last_part = False
-        self._states[self._index, 0] = any(self._arrived)
-        missing = len(self._arrived) - sum(self._arrived)
-        if missing:
-            self._fill_gaps()
-        if missing or self._had_gaps:
-            self._flags[self._index].copy_(torch.frombuffer(self._arrived, dtype=torch.uint8))
-            self._had_gaps = bool(missing)
-        self._states[self._index, 1] = missing
-        self._waiting_for = [0] * len(self.spans)
-        if self._on_ready:
-            self._announce()
-            for span in self._pending:
-                if self._gates:
-                    with telemetry.timed("wait"):
-                        self._gates.wait(self._gate + span.index + 1)
-                self._hand_over(span)
-            self._pending = []
-        if self._gates:
-            self._gate += len(self.spans) + 1
-            self._gates.publish(self._gate)
-            with telemetry.timed("wait"):
-                self._gates.wait(self._gate)
-        self.used = self._flags.amax(0) if self._states[:, 1].any() else self._all_used
+        arrived = self._gradients.arrived
+        missing = len(arrived) - sum(arrived)
+        if missing or self._missing[self._index]:
+            self._flags[self._index].copy_(torch.frombuffer(arrived, dtype=torch.uint8))
+        self._missing[self._index] = missing
+        self._gradients.finish()
+        self.used = self._flags.amax(0) if self._missing.any() else self._all_used
 
-    def _fill_gaps(self) -> None:
-        """Parameters without a gradient on this worker may have one on another."""
-        if self._states[self._index, 0] or self._workers == 1:
-            for index, arrived in enumerate(self._arrived):
-                if not arrived:
-                    self._slot_views[index].zero_()
+    @property
+    def grads(self) -> Tensor:
+        """The sum over the workers of this replica, complete on the spans that this worker owns."""
+        self._gradients.complete_all()
+        return self._gradients.total
 
-    def _add_up(self, span: Span) -> None:
-        """The sum over the workers that have gradients, into the common slot, in the order of the workers."""
-        with telemetry.timed("exchange"):
-            total = self.grads[span.slice]
-            present = [
-                slot[span.slice] for slot, (there, _) in zip(self._slots, self._states, strict=True) if there
-            ]
-            if not present:
-                total.zero_()
-                return
-            if not self._states[0, 0]:
-                total.copy_(present[0])
-            for part in present[1:]:
-                total.add_(part)
-            telemetry.count("shared_bytes", (self._workers - 1) * total.nbytes)
+    def gradient(self, span: Span) -> Tensor:
+        """The sum over the workers of this replica on one owned span; also for `on_ready`, during the backward pass."""
+        self._gradients.complete(span)
+        return self._gradients.total[span.slice]
 
     def apply(self, span: Span | None = None) -> None:
         """Run the user's optimizer on an owned span (on all of them if none is given)."""
         for part in [span] if span else self.owned:
-            if not self._reduced:
-                self._add_up(part)
+            self._gradients.complete(part)
             if self._clip_norm is not None:
                 self._deferred.append(part)  # the norm needs all of them
             else:
                 self._update(part)
+        if span is None:
+            self._apply_clipped()
+
+    def _apply_clipped(self) -> None:
+        if self._clip_norm is not None and self._clip_is_due:
+            self._clip_is_due = False
+            factor = self._clip_factor(self._clip_norm)
+            for span in self._deferred:
+                self._gradients.total[span.slice].mul_(factor)
+                self._update(span)
+            self._deferred.clear()
 
     def _update(self, span: Span) -> None:
         with telemetry.timed("update"):
@@ -354,12 +285,7 @@ class Replica:
 
     def settle(self) -> None:
         """End of the step: every owner has updated its spans, the parameters are those of one step again."""
-        if self._clip_norm is not None and not self.needs_closure:
-            factor = self._clip_factor(self._clip_norm)
-            for span in self._deferred:
-                self.grads[span.slice].mul_(factor)
-                self._update(span)
-            self._deferred.clear()
+        self._apply_clipped()
         if self._host:
             self._host.barrier()
 
@@ -367,10 +293,10 @@ class Replica:
         """As `clip_grad_norm_`: the norm of the norms of the parameters, each taken by one worker."""
         if self._host:
             self._host.barrier()
-        skipped = self._skipped
+        skipped, total = self._skipped, self._gradients.total
         for index, place in enumerate(self.layout.places):
             if index % self._workers == self._index and index not in skipped:
-                self._norms[index] = torch.linalg.vector_norm(self.grads[place.start : place.stop])
+                self._norms[index] = torch.linalg.vector_norm(total[place.start : place.stop])
         if self._host:
             self._host.barrier()
         norm = self._norms[-1:]
@@ -427,7 +353,7 @@ class Replica:
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()
-        if self._host:
-            self._host.barrier()
-            if self.leads and self._workers > 1:
-                self._host.arena.give_back(self._memory_from, self._memory_to)
+        if self._home:
+            self._home.barrier()
+            if self.leads and self._home.size > 1:
+                self._home.arena.give_back(self._memory_from, self._memory_to)

@@ -62,20 +62,27 @@ def is_watched(optimizer: Optimizer) -> bool:
     return "step" in state or any(state.get(name) for name in _HOOKS)
 
 
+def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    """PyTorch wraps `step` of its own optimizers for profiling, hooks and the compiler; per span that is too much."""
+    kind = type(optimizer)
+    return inspect.unwrap(kind.step) if is_element_wise(optimizer) else kind.step
+
+
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
 def vector_states(optimizer: Optimizer) -> list[str]:
     """Names of the states that have one element per parameter element, found by trying a step on a toy."""
-    trial = twin(optimizer)
+    trial, step = twin(optimizer), bare_step(optimizer)
     names: list[str] = []
     for group in optimizer.param_groups:
         toy = torch.ones(2, 2)
         toy.grad = torch.full_like(toy, 0.5)
         trial.param_groups = [{**settings_of(group), "params": [toy]}]
         try:
-            trial.step()
+            with torch.no_grad():
+                step(trial)
         except (RuntimeError, TypeError, ValueError):
             continue  # wants another shape or a closure: its state stays with the owner
         for name, value in trial.state[toy].items():
@@ -98,9 +105,7 @@ class Updates:
     ) -> None:
         self._optimizer = optimizer
         self._twin = twin(optimizer)
-        # PyTorch wraps `step` of its own optimizers for profiling and hooks; per span that would be paid many times.
-        kind = type(optimizer)
-        self._step = inspect.unwrap(kind.step) if is_element_wise(optimizer) else kind.step
+        self._step = bare_step(optimizer)
         self._layout = layout
         self._params = params
         self._grads = grads

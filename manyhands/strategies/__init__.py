@@ -3,6 +3,12 @@
 from manyhands import spec
 from manyhands.errors import UnknownName
 from manyhands.strategies.all_reduce import AllReduce
+from manyhands.strategies.block_momentum import BlockMomentum
+from manyhands.strategies.diloco import DiLoCo
+from manyhands.strategies.double_buffer import DoubleBuffer
+from manyhands.strategies.elastic_averaging import ElasticAveraging
+from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
+from manyhands.strategies.local_sgd import LocalSGD
 from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
@@ -12,6 +18,12 @@ __all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "describe", 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
     "all-reduce": AllReduce,
+    "double-buffer": DoubleBuffer,
+    "local-sgd": LocalSGD,
+    "hierarchical-local-sgd": HierarchicalLocalSGD,
+    "block-momentum": BlockMomentum,
+    "elastic-averaging": ElasticAveraging,
+    "diloco": DiLoCo,
 }
 
 DEFAULT = "all-reduce"

@@ -32,4 +32,9 @@ PRESETS: dict[str, Preset] = {
         "The fastest way inside each host; averaged gradients between hosts, once per step",
         "Lerat et al.",
     ),
+    "parameter-averaging": Preset(
+        "local-sgd:period=5",
+        "Train on partitions, average the parameters, repeat: iterative map-reduce",
+        "Deeplearning4j; McDonald et al. 2010",
+    ),
 }

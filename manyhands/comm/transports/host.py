@@ -9,6 +9,7 @@ import os
 import platform
 import select
 import struct
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -43,6 +44,7 @@ class Host:
         self._meetings = 0
         self._pids: dict[int, int] = {}
         self._poll = select.poll()
+        self._poll_lock = threading.Lock()
         self._meet_everyone()
 
     def _meet_everyone(self) -> None:
@@ -56,7 +58,9 @@ class Host:
                     self._poll.register(pidfd, select.POLLIN)
 
     def _check_peers(self) -> None:
-        for pidfd, _ in self._poll.poll(0):
+        with self._poll_lock:  # a thread that sums in the background looks after them as well
+            gone = self._poll.poll(0)
+        for pidfd, _ in gone:
             raise PeerLost(
                 f"worker {self._pids[pidfd]} is gone while worker {self.ranks[self.index]} waited for it"
             )
@@ -114,9 +118,13 @@ class Progress:
     def publish(self, value: int) -> None:
         self._counters.publish(self._mine, value)
 
-    def reached(self, value: int) -> bool:
-        """Whether all others have come as far, without waiting."""
-        return all(self._counters.read(peer) >= value for peer in self._peers)
+    def has(self, peer: int, value: int) -> bool:
+        """Whether one of the others has come as far, without waiting."""
+        return self._counters.read(peer) >= value
+
+    def wait_for(self, peer: int, value: int) -> None:
+        """Until one of the others has come as far."""
+        self._counters.wait(peer, value)
 
     def wait(self, value: int) -> None:
         """Until all others have come as far."""

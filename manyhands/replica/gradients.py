@@ -1,0 +1,212 @@
+"""How the gradients of a host's workers become one sum, in one vector.
+
+A gradient vector per worker would cost the most memory of all, so there is only the sum. The workers add to each span
+of it in turn: the one after its owner begins, the owner is last. With a turn for every worker at some span, all
+are busy at once, and the order of the additions is always the same. What the owner adds itself stays where autograd
+left it until the span is updated, when the sum is in the cache anyway, as far as `KEPT_BYTES` allow.
+
+Autograd finishes gradients roughly in the order of the flat vector, and turns are taken in exactly that order: a worker
+only has to know how far the one before it has come, which is one number.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from manyhands import telemetry
+from manyhands.comm.transports.host import Host
+from manyhands.errors import UsageError
+from manyhands.replica.layout import Layout, Span
+
+KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients for the owners' late additions
+
+OnReady = Callable[[Span], None]
+Piece = tuple[Tensor, int, int]  # where to add, and which elements of the parameter's gradient
+
+
+class Gradients:
+    """One step's gradients of this worker on their way into `total`; `owners[i]` is the worker that owns span i."""
+
+    def __init__(self, layout: Layout, total: Tensor, owners: Sequence[int], host: Host | None) -> None:
+        self.total = total
+        self.arrived = bytearray(len(layout.places))
+        self._layout = layout
+        self._index, self._workers = (host.index, host.size) if host else (0, 1)
+        self._progress = host.progress() if host else None
+        self._before = (self._index - 1) % self._workers
+        self._owned = [span for span in layout.spans if owners[span.index] == self._index]
+        self._kept_limit = KEPT_BYTES // self._workers
+        self._private: list[Tensor | None] = [None] * len(layout.places)
+        # By parameter: for each turn before the owner's, the pieces that are this worker's to add in it.
+        self._turns: list[list[list[Piece]]] = [[[] for _ in range(self._workers - 1)] for _ in layout.places]
+        self._own: list[dict[int, Piece]] = [{} for _ in layout.places]  # by span, where this worker is owner
+        for span in layout.spans:
+            turn = (self._index - owners[span.index] - 1) % self._workers
+            for place in span.places:
+                piece = _piece(layout, place, span, total)
+                if turn == self._workers - 1:
+                    self._own[place][span.index] = piece
+                else:
+                    self._turns[place][turn].append(piece)
+        self._last_own = [max(pieces, default=-1) for pieces in self._own]
+        self._steps_done = 0  # in units of turns: where the counting of this step begins
+        self._turn_count = len(layout.places) * (self._workers - 1)
+
+    def begin(self, on_ready: OnReady | None) -> None:
+        """A new step; `on_ready` is told of each owned span as soon as it is complete, in their order."""
+        self.arrived[:] = bytes(len(self.arrived))
+        self._on_ready = on_ready
+        self._all_here = False
+        self._private_bytes = 0
+        self._turn = 0  # the next turn to take
+        self._next_own = 0  # the next parameter whose owned pieces have not been added
+        self._completed = bytearray(len(self._layout.spans))
+        self._to_announce = list(self._owned) if on_ready else []
+
+    def arrive(self, index: int, grad: Tensor) -> None:
+        """A parameter's gradient is there, and will not change any more; takes possession of it."""
+        if self.arrived[index]:
+            self._arrive_again(index, grad)
+            return
+        self.arrived[index] = 1
+        self._private[index] = grad.reshape(-1)
+        self._private_bytes += grad.nbytes
+        self._take_turns()
+        if self._on_ready or self._private_bytes > self._kept_limit:
+            self._add_own()
+            while self._private_bytes > 2 * self._kept_limit and self._wait_for_turn():
+                self._take_turns()
+                self._add_own()
+
+    def _arrive_again(self, index: int, grad: Tensor) -> None:
+        """Re-entrant checkpointing runs several backward passes in one, each with a part of the gradient."""
+        place = self._layout.places[index]
+        kept = self._private[index]
+        if kept is not None and self._turn <= index * (self._workers - 1):
+            self._private[index] = kept + grad.reshape(-1)
+        elif self._workers == 1 and not self._on_ready:
+            self.total[place.start : place.stop].add_(grad.reshape(-1))
+        else:
+            raise UsageError(
+                f"parameter {place.name!r} got a second gradient after the first had been added to those of the other "
+                "workers; use torch.utils.checkpoint with use_reentrant=False"
+            )
+
+    def finish(self) -> None:
+        """Everything that will come has come: add it, say so, and wait until that is true of every worker."""
+        self._all_here = True
+        self._take_turns()
+        while self._turn < self._turn_count:
+            self._wait_for_turn()
+            self._take_turns()
+        if self._on_ready:
+            self._add_own()
+            while self._next_own < len(self.arrived):
+                self._wait_for_turn()
+                self._add_own()
+        if self._progress:
+            self._steps_done += self._turn_count + 1
+            self._progress.publish(self._steps_done)
+            with telemetry.timed("wait"):
+                self._progress.wait(self._steps_done)
+
+    def _take_turns(self) -> None:
+        """Add what the others wait for, as far as the turns have come."""
+        first = turn = self._turn
+        while turn < self._turn_count:
+            index, number = divmod(turn, self._workers - 1)
+            if not (self.arrived[index] or self._all_here):
+                break
+            if number and not self._is_my_turn(turn):
+                break
+            grad = self._private[index]
+            for into, start, stop in self._turns[index][number]:
+                if grad is None:
+                    if not number:
+                        into.zero_()
+                elif number:
+                    into.add_(grad[start:stop])
+                else:
+                    into.copy_(grad[start:stop])
+            turn += 1
+            if number == self._workers - 2 and not self._own[index]:
+                self._drop(index)
+        if turn > first and self._progress:
+            self._turn = turn
+            self._progress.publish(self._steps_done + turn)
+
+    def _is_my_turn(self, turn: int) -> bool:
+        """Whether the worker before this one has taken the turn before."""
+        return self._progress is None or self._progress.has(self._before, self._steps_done + turn)
+
+    def _wait_for_turn(self) -> bool:
+        """Wait for the worker before this one, if that is what keeps us; says whether it was."""
+        if self._turn < self._turn_count:
+            turn, index = self._turn, self._turn // (self._workers - 1)
+        else:
+            turn = (self._next_own + 1) * (self._workers - 1)
+            index = self._next_own
+        if index >= len(self.arrived) or not (self.arrived[index] or self._all_here):
+            return False
+        if self._progress:
+            with telemetry.timed("wait"):
+                self._progress.wait_for(self._before, self._steps_done + turn)
+        return True
+
+    def _add_own(self) -> None:
+        """Complete the owned pieces of the next parameters, as far as the others have added theirs."""
+        while (index := self._next_own) < len(self.arrived):
+            if not (self.arrived[index] or self._all_here):
+                break
+            ready = (index + 1) * (self._workers - 1)
+            if self._turn < ready or not self._is_my_turn(ready):
+                break
+            for piece in self._own[index].values():
+                self._add_last(index, piece)
+            self._next_own += 1
+            if self._own[index]:
+                self._drop(index)
+        while self._to_announce and self._to_announce[0].places[-1] < self._next_own:
+            span = self._to_announce.pop(0)
+            self._completed[span.index] = 1
+            assert self._on_ready is not None
+            self._on_ready(span)
+
+    def complete(self, span: Span) -> None:
+        """After `finish`: see to it that an owned span is the whole sum."""
+        if self._completed[span.index]:
+            return
+        self._completed[span.index] = 1
+        with telemetry.timed("exchange"):
+            for index in span.places:
+                if index >= self._next_own:
+                    self._add_last(index, self._own[index][span.index])
+                    if span.index == self._last_own[index]:
+                        self._drop(index)
+
+    def complete_all(self) -> None:
+        for span in self._owned:
+            self.complete(span)
+
+    def _add_last(self, index: int, piece: Piece) -> None:
+        grad = self._private[index]
+        into, start, stop = piece
+        if self._workers == 1:
+            if grad is None:
+                into.zero_()
+            else:
+                into.copy_(grad[start:stop])
+        elif grad is not None:
+            into.add_(grad[start:stop])
+
+    def _drop(self, index: int) -> None:
+        grad = self._private[index]
+        if grad is not None:
+            self._private_bytes -= grad.nbytes
+            self._private[index] = None
+
+
+def _piece(layout: Layout, index: int, span: Span, total: Tensor) -> Piece:
+    place = layout.places[index]
+    start, stop = max(place.start, span.start), min(place.stop, span.stop)
+    return total[start:stop], start - place.start, stop - place.start

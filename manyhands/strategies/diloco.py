@@ -1,0 +1,43 @@
+"""DiLoCo: many inner steps alone, then one outer step of Nesterov momentum on what all have moved.
+
+Douillard et al. 2023. With θ the parameters that the round began with and θ_i those that worker i ended with,
+
+    Δ = θ − Σ θ_i / n,    v ← momentum · v + Δ,    θ ← θ − lr · (Δ + momentum · v).
+
+The inner optimizer is the user's (AdamW in the paper) and its state stays with the worker.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyhands.strategies.rounds import Rounds
+from manyhands.strategies.settings import within
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(Rounds):
+    """Many steps alone, then an outer Nesterov step on the mean of what all have moved (Douillard et al. 2023)."""
+
+    period: int = 32
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(0, 10, lr=self.lr)
+        within(0, 1, momentum=self.momentum)
+
+    def begin(self, replica: "Replica") -> None:
+        replica.keep("theta", replica.params)
+
+    def meet(self, replica: "Replica", comm: "Comm") -> None:
+        theta, velocity, params = replica.keep("theta"), replica.keep("velocity"), replica.params
+        comm.mean_(params)
+        delta = params.neg_().add_(theta)
+        velocity.mul_(self.momentum).add_(delta)
+        theta.sub_(delta.add_(velocity, alpha=self.momentum), alpha=self.lr)
+        params.copy_(theta)

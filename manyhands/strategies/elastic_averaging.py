@@ -1,0 +1,47 @@
+"""Elastic averaging: every worker is tied to a common centre by a spring.
+
+EASGD, Zhang, Choromanska & LeCun 2015, in its synchronous form; Theano-MPI has it. Every `period` steps, with x_i the
+parameters of worker i and c the centre, all from their values before:
+
+    x_i ← x_i − alpha · (x_i − c),    c ← c + alpha · Σ (x_j − c).
+
+The paper keeps the centre on a server. Here every worker keeps it, and all add the same sum: the same bits.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyhands.strategies.rounds import Rounds
+from manyhands.strategies.settings import within
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticAveraging(Rounds):
+    """Workers explore, tied to a common centre by a spring (EASGD, Zhang et al. 2015; Theano-MPI)."""
+
+    period: int = 4
+    alpha: float | None = None  # how stiff; 0.9 / workers where not given, as in the paper
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(0, 1, alpha=self.alpha)
+
+    def begin(self, replica: "Replica") -> None:
+        replica.keep("centre", replica.params)
+
+    def meet(self, replica: "Replica", comm: "Comm") -> None:
+        alpha = 0.9 / comm.size if self.alpha is None else self.alpha
+        centre = replica.keep("centre")
+        pull = (replica.params - centre).mul_(alpha)
+        replica.params.sub_(pull)
+        comm.sum_(pull)
+        centre.add_(pull)
+
+    def agree(self, replica: "Replica", comm: "Comm") -> None:
+        """The centre is what is judged, saved and gone on from."""
+        super().agree(replica, comm)
+        replica.params.copy_(replica.keep("centre"))

@@ -1,0 +1,57 @@
+"""Local SGD on two levels: averages inside a group often, between all workers less often.
+
+Cong & Bhardwaj's hierarchical bulk-synchronous training; Lin et al. 2020 (hierarchical local SGD). Messages inside a
+host are cheap and those between hosts are not, so neighbours meet every `local_period` steps and all workers every
+`global_period` steps.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyhands.errors import UsageError
+from manyhands.strategies.settings import at_least_one, one_gradient_per_step
+from manyhands.strategies.strategy import Asked, Strategy
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class HierarchicalLocalSGD(Strategy):
+    """Average inside a host often, between hosts less often (Cong & Bhardwaj; Lin et al. 2020)."""
+
+    local_period: int = 2
+    global_period: int = 8
+    groups: int | None = None  # of equal size; one per host where not given
+
+    def __post_init__(self) -> None:
+        at_least_one(local_period=self.local_period, global_period=self.global_period)
+        if self.global_period % self.local_period:
+            raise UsageError(
+                f"global_period={self.global_period} is not a multiple of local_period={self.local_period}; "
+                "all workers meet where the groups meet"
+            )
+        if self.groups is not None:
+            at_least_one(groups=self.groups)
+
+    def check(self, asked: Asked) -> None:
+        one_gradient_per_step(asked)
+        if self.groups and asked.workers % self.groups:
+            raise UsageError(
+                f"{asked.workers} workers cannot form {self.groups} groups of equal size; "
+                f"use --workers {-(-asked.workers // self.groups) * self.groups}, or other groups="
+            )
+
+    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+        loss = replica.backward(share)
+        replica.apply()
+        if replica.steps % self.global_period == 0:
+            comm.mean_(replica.params)
+        elif replica.steps % self.local_period == 0:
+            comm.near(self.groups).mean_(replica.params)
+        return loss
+
+    def agree(self, replica: "Replica", comm: "Comm") -> None:
+        if replica.steps % self.global_period:
+            comm.mean_(replica.params)

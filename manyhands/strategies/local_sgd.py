@@ -1,0 +1,21 @@
+"""Local SGD: workers train alone and average their parameters now and then.
+
+McDonald, Hall & Mann 2010; Stich 2019. With x_i the parameters of worker i, every `period` steps  x_i ← Σ x_j / n.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyhands.strategies.rounds import Rounds
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(Rounds):
+    """Workers train alone and average their parameters every `period` steps (McDonald et al. 2010; Stich 2019)."""
+
+    def meet(self, replica: "Replica", comm: "Comm") -> None:
+        comm.mean_(replica.params)
