@@ -74,7 +74,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="stop after this many steps")
     parser.add_argument("--batch", type=int, metavar="B", help="samples per worker and step (default 32)")
     parser.add_argument(
-        "--optimizer", metavar="O", help="as sgd:lr=0.05,momentum=0.9 (default: what suits the model)"
+        "--optimizer",
+        metavar="O",
+        help="as sgd:lr=0.05,momentum=0.9 (default: what suits model and strategy)",
     )
     parser.add_argument(
         "--seed", type=int, metavar="N", help="same seed, same plan: the same parameters, to the bit"
@@ -101,6 +103,9 @@ def run(options: argparse.Namespace) -> int:
     plan = _plan(options, seat)
     plan.check()
     _check_directory(options)
+    plan, why = plan.on_fair_terms()
+    if why and seat.rank == 0:
+        print(why, file=sys.stderr)
     if options.fetch:
         _fetch(plan, seat)
     if seat.launcher != "alone":
