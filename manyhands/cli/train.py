@@ -104,18 +104,18 @@ def run(options: argparse.Namespace) -> int:
     plan.check()
     _check_directory(options)
     plan, why = plan.on_fair_terms()
-    if why and seat.rank == 0:
-        print(why, file=sys.stderr)
     if options.fetch:
         _fetch(plan, seat)
     if seat.launcher != "alone":
-        return _join(plan, seat, options)
+        return _join(plan, seat, options, why)
     # Written down: the same threads give the same bits, on a machine with other cores too.
     threads = cores.layout(plan.cluster.workers, plan.cluster.threads).threads
     plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(plan.cluster, threads=threads))
     with new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}") as out:
         if not options.resume:
             forget_records(out)
+        if why:
+            print(why, file=sys.stderr)
         code = run_workers(
             ["-m", "manyhands.job", plan.encode().decode(), *(["--resume"] if options.resume else [])],
             run=out,
@@ -169,7 +169,7 @@ def _check_directory(options: argparse.Namespace) -> None:
         )
 
 
-def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
+def _join(plan: Plan, seat: Seat, options: argparse.Namespace, why: str) -> int:
     """Be one worker of a world that someone else started."""
     if options.out is not None:
         out = make_directory(options.out)
@@ -182,6 +182,8 @@ def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
         if seat.rank == 0:
             print(line, file=sys.stderr, flush=True)
 
+    if why:
+        say(why)
     session = job.run(plan, resume=options.resume, on_epoch=say)
     session.finish()
     if seat.rank == 0:

@@ -113,7 +113,7 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     )
     only_in_files = {
         field: getattr(PLAN.train, field)
-        for field in ("accumulate", "schedule", "clip_norm", "size", "augment", "save")
+        for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment", "save")
     }
     assert msgspec.structs.replace(flags, train=msgspec.structs.replace(flags.train, **only_in_files)) == PLAN
 
