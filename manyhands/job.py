@@ -39,10 +39,10 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
-def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | None = None) -> Session:
+def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None = None) -> Session:
     """Train as the plan says; returns the finished session."""
     plan.check()
-    plan, _ = plan.on_fair_terms()
+    plan, why = plan.on_fair_terms()
     assert plan.train.optimizer is not None
     _check_device(plan.cluster.device)
     if plan.cluster.threads is not None:
@@ -64,6 +64,8 @@ def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | N
         seed=plan.train.seed,
         strategy=plan.strategy,
     )
+    if say and why:
+        say(why)
     # Workers draw different dropout masks; a resumed run takes the saved states instead.
     torch.manual_seed((plan.train.seed + 1 + session.world.rank) % 2**63)
     telemetry.event(
@@ -83,10 +85,10 @@ def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | N
     while session.steps < total:
         _epoch(session, plan, samples, total)
         result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
-        if on_epoch:
+        if say:
             quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
             speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
-            on_epoch(f"step {session.steps}/{total}  {quality}  {speed}")
+            say(f"step {session.steps}/{total}  {quality}  {speed}")
         if plan.train.save and session.out:
             session.save()
     if not session.measured:

@@ -103,11 +103,11 @@ def run(options: argparse.Namespace) -> int:
     plan = _plan(options, seat)
     plan.check()
     _check_directory(options)
-    plan, why = plan.on_fair_terms()
     if options.fetch:
         _fetch(plan, seat)
     if seat.launcher != "alone":
-        return _join(plan, seat, options, why)
+        return _join(plan, seat, options)
+    plan, why = plan.on_fair_terms()
     # Written down: the same threads give the same bits, on a machine with other cores too.
     threads = cores.layout(plan.cluster.workers, plan.cluster.threads).threads
     plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(plan.cluster, threads=threads))
@@ -169,7 +169,7 @@ def _check_directory(options: argparse.Namespace) -> None:
         )
 
 
-def _join(plan: Plan, seat: Seat, options: argparse.Namespace, why: str) -> int:
+def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
     """Be one worker of a world that someone else started."""
     if options.out is not None:
         out = make_directory(options.out)
@@ -182,9 +182,7 @@ def _join(plan: Plan, seat: Seat, options: argparse.Namespace, why: str) -> int:
         if seat.rank == 0:
             print(line, file=sys.stderr, flush=True)
 
-    if why:
-        say(why)
-    session = job.run(plan, resume=options.resume, on_epoch=say)
+    session = job.run(plan, resume=options.resume, say=say)
     session.finish()
     if seat.rank == 0:
         _report(session.summary(), session.out, options)
