@@ -20,10 +20,13 @@ from typing import Any
 
 from manyhands.cluster import supervisor
 from manyhands.cluster.cores import Layout
+from manyhands.cluster.launchers import local
+from manyhands.lab.hosts import EmulatedHosts
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 TIMEOUT_S = 900.0
+PORT = 29400  # free: every emulated host has all its ports to itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,24 @@ def run_each(
         with _processes(Path(name)) as start:
             for rank, cores in enumerate(layout.cores):
                 start(command, {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cores)
+        return _written(Path(name))
+
+
+def run_on_hosts(
+    hosts: EmulatedHosts, host_of: Sequence[int], script: str, options: Sequence[str], environ: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Run a script in workers on emulated hosts: `host_of[rank]` says where each one is."""
+    with TemporaryDirectory() as name:
+        environ = {
+            **environ,
+            "OMP_NUM_THREADS": "1",
+            local.SIZE: str(len(host_of)),
+            local.STORE: f"{hosts.address(host_of[0])}:{PORT}",
+        }
+        command = [sys.executable, str(HERE / script), "--folder", name, *options]
+        with _processes(Path(name)) as start:
+            for rank, host in enumerate(host_of):
+                start([*hosts.command_prefix(host), *command], {**environ, local.RANK: str(rank)}, ())
         return _written(Path(name))
 
 
