@@ -24,6 +24,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Who computes."""
 
     workers: int = 2
+    servers: int = 0  # processes that own parameters, for the strategies that have them
     threads: int | None = None  # per worker; the cores divided by the workers where not given
     device: str = "cpu"
 
@@ -90,8 +91,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if name not in known:
                 raise UnknownName(kind, name, known)
         optimizer = spec.split(train.optimizer)[0] if train.optimizer else None
-        asked = strategies.Asked(workers=self.cluster.workers, optimizer=optimizer)
-        strategies.parse(self.strategy).check(asked)
+        strategies.admit(
+            strategies.parse(self.strategy),
+            strategies.Asked(workers=self.cluster.workers, servers=self.cluster.servers, optimizer=optimizer),
+        )
 
     def on_fair_terms(self) -> tuple["Plan", str]:
         """The plan with an optimizer by the rule of `fairness.py`, and why that; as it is where it names one."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manyhands import checkpoint, strategies, telemetry
+from manyhands import checkpoint, served, strategies, telemetry
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, Diverged
 from manyhands.replica.apart import collect_apart, hand_out_apart
-from manyhands.replica.state import collect, distribute, model_tensors, owners_differ
+from manyhands.replica.state import distribute, model_tensors, owners_differ
 
 PAIRS = "pairs"
 
@@ -28,8 +28,9 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
     if session.replica.needs_closure and world.rank == 0:
         name = type(session.optimizer).__name__
         warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
-    own, states = collect(session.replica, world)
-    others, apart = ({}, {}) if owners_differ(session.replica) else collect_apart(own, states, world)
+    own, states = session.collect()
+    everyone_has_its_own = session.servers is None and not owners_differ(session.replica)
+    others, apart = collect_apart(own, states, world) if everyone_has_its_own else ({}, {})
     tensors = own | others | model_tensors(session.replica)
     random = world.gather(torch.get_rng_state().numpy().tobytes())
     problem = ""
@@ -85,10 +86,13 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
         )
     world = session.world
     own, own_states = {}, record["optimizer"]
-    if record["workers"] == world.size and not owners_differ(session.replica):
-        own = hand_out_apart(tensors, world)
-        own_states = record["apart"].get(str(world.rank), own_states)
-    distribute(session.replica, session.comm, world, tensors, record["optimizer"], own, own_states)
+    if session.servers is not None:
+        served.distribute(session.servers, session.replica, world, tensors, own_states)
+    else:
+        if record["workers"] == world.size and not owners_differ(session.replica):
+            own = hand_out_apart(tensors, world)
+            own_states = record["apart"].get(str(world.rank), own_states)
+        distribute(session.replica, session.comm, world, tensors, record["optimizer"], own, own_states)
     session.steps = session.replica.steps = record["steps"]
     session.epoch, session.position = record["epoch"], record["position"]
     session.samples, session.seed = record["samples"], record["seed"]

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from manyhands import resuming, strategies, telemetry
+from manyhands import resuming, served, strategies, telemetry
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.launchers import local
-from manyhands.cluster.world import World, join
+from manyhands.cluster.seat import Seat
+from manyhands.cluster.world import Station, World, join
 from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
 from manyhands.data.loading import empty_like, gather, prefetch, samples_in
@@ -30,8 +31,9 @@ from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import PeerLost, UsageError
 from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
 from manyhands.replica.replica import Loss, Replica, Share
-from manyhands.replica.state import average_buffers, give_back_state, spread
+from manyhands.replica.state import States, average_buffers, collect, give_back_state, spread
 from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
+from manyhands.servers.client import Servers
 from manyhands.stopwatch import Stopwatch
 from manyhands.strategies import Asked
 
@@ -49,6 +51,8 @@ def session(
     strategy: str | None = None,
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
+
+    A process that was started as a server serves, and ends with the run: it does not return from this call.
 
     `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
     the session. `clip_norm` limits the global norm of the gradient. `strategy` is for scripts that insist on one;
@@ -78,19 +82,22 @@ class Session:
         optimizer: Optimizer,
         loss: Loss,
         *,
-        world: World,
+        world: World | Station,
         strategy: str = strategies.DEFAULT,
         scheduler: Any = None,
         clip_norm: float | None = None,
         seed: int = 0,
         out: Path | None = None,
     ) -> None:
-        self.world = world
         self.strategy_text = strategy  # as a person wrote it: reports show the name they know
         self.strategy = strategies.parse(strategy)
-        self.strategy.check(
-            Asked(workers=world.size, optimizer=type(optimizer).__name__.lower(), hosts=len(world.hosts))
-        )
+        self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
+        hosts = len(world.hosts) if isinstance(world, World) else None
+        strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
+        if isinstance(world, Station):
+            assert self.strategy.rule is not None
+            served.be_a_server(world, model, optimizer, self.strategy.rule, clip_norm, self.out)
+        self.world = world
         self.model = model
         self.steps = 0
         self.epoch = 0
@@ -111,9 +118,10 @@ class Session:
         self._data: Any = None  # the data set whose samples the current steps use
         self._last_data: Any = None
         self._total_bytes: list[float] = []
-        self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
+        self.servers: Servers | None = None
+        self.staleness: dict[str, Any] | None = None
         self.replica, self.comm = self._build(clip_norm)
         telemetry.event("start", workers=world.size, strategy=strategy)
 
@@ -121,6 +129,11 @@ class Session:
         """The replica and the comm that fit the strategy, the optimizer and the device."""
         _same_model(self.model, self.world)
         device = next(self.model.parameters()).device.type
+        if self.strategy.rule is not None:
+            replica, comm, self.servers = served.join(
+                self.model, self.optimizer, self._loss, self.world, self.strategy.rule, clip_norm
+            )
+            return replica, comm
         shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
         if shared:
             host, lanes, comm = self.world.host, self.world.lanes, self.world.between_hosts()
@@ -206,10 +219,13 @@ class Session:
 
     def _suspects(self) -> Suspects:
         """What a loss that goes wrong may be due to."""
-        counted = telemetry.totals()
+        staleness = 0.0
+        with contextlib.suppress(PeerLost):
+            if self.servers:
+                staleness = served.staleness(self.servers.reports())["mean"]
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.optimizer.param_groups),
-            staleness=counted.get("staleness", 0.0) / max(counted.get("updates", 0.0), 1.0),
+            staleness=staleness,
             period=self.strategy.period,
         )
 
@@ -253,6 +269,8 @@ class Session:
 
     def _gather_everyone(self, purpose: int) -> None:
         """Take part in the others' steps, without data of our own, until all have come for the same thing."""
+        if not self.strategy.lockstep:
+            self.strategy.leave(self.replica, self.comm)
         while (meeting := self._open(purpose)).anyone_steps():
             self._run([], meeting)
         if not self.strategy.lockstep:
@@ -380,12 +398,19 @@ class Session:
             )
         return self.out / "checkpoints"
 
+    def collect(self) -> tuple[dict[str, Tensor], States]:
+        """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
+        if self.servers is not None:
+            return served.collect(self.servers, self.replica, self.world)
+        return collect(self.replica, self.world)
+
     # The end
 
     def summary(self) -> dict[str, Any]:
         """What the run did so far, as `summary.json` has it; bytes are this worker's until the session is closed,
         then everyone's."""
         bytes_sent, shared_bytes = self._total_bytes or _own_bytes()
+        more = {"servers": self.world.servers, "staleness": self.staleness} if self.servers else {}
         return {
             "samples_per_second": round(self._clock.rate(), 2),
             "loss": self.measured.get("loss", self.last_loss),
@@ -399,24 +424,35 @@ class Session:
             "bytes_sent": int(bytes_sent),
             "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),
+            **more,
         }
 
     def close(self) -> None:
         """Wait for everyone, write the summary, and leave the model usable by itself."""
         if not self._closed and not self._broken:
-            self.finish()
-            give_back_state(self.replica, self.world)
+            self._end()
+            give_back_state(self.replica, *self.collect())
             self.replica.release()
+            if self.servers is not None:
+                self.servers.close()
 
     def finish(self) -> None:
         """Wait for everyone and write the summary; what happens at the end of a process that did not close."""
-        if self._closed or self._broken:
-            return
+        if not self._closed and not self._broken:
+            self._end()
+            if self.servers is not None:
+                self.servers.close()
+
+    def _end(self) -> None:
         with self._together():
             self._pause(FINISH)
             self._total_bytes = [
                 sum(column) for column in zip(*self.world.exchange(_own_bytes()), strict=True)
             ]
+            if self.servers is not None:
+                reports = served.report(self.servers, self.world)
+                self._total_bytes[0] += sum(one.bytes_sent for one in reports)
+                self.staleness = served.staleness(reports)
         self._closed = True
         telemetry.event("end", step=self.steps)
         if self.out and self.world.rank == 0:
@@ -449,6 +485,11 @@ def _same_model(model: nn.Module, world: World) -> None:
             )
 
 
+def _asked(seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
+    name = type(optimizer).__name__.lower()
+    return Asked(workers=seat.workers, servers=seat.servers, optimizer=name, hosts=hosts)
+
+
 def _own_bytes() -> list[float]:
     totals = telemetry.totals()
     return [float(totals.get(name, 0)) for name in ("bytes_sent", "shared_bytes")]
@@ -461,10 +502,10 @@ def accuracy(model: nn.Module, batch: Any) -> Tensor:
     return right
 
 
-_current: World | None = None
+_current: World | Station | None = None
 
 
-def _world() -> World:
+def _world() -> World | Station:
     """The world of this process: joined once, left at exit."""
     global _current
     if _current is None:

@@ -23,6 +23,8 @@ def split(text: str) -> tuple[str, list[str], dict[str, str]]:
     ('synthetic', ['3x32x32', '10'], {})
     >>> split("all-reduce:topology=ring")
     ('all-reduce', [], {'topology': 'ring'})
+    >>> split("parameter-server:stale:bound=4")
+    ('parameter-server', ['stale'], {'bound': '4'})
     """
     name, _, rest = text.partition(":")
     positional: list[str] = []
@@ -30,6 +32,8 @@ def split(text: str) -> tuple[str, list[str], dict[str, str]]:
     for piece in rest.split(",") if rest else []:
         key, equals, value = piece.partition("=")
         if equals:
+            *before, key = key.split(":")
+            positional.extend(before)
             settings[key.strip().replace("-", "_")] = value.strip()
         else:
             positional.extend(piece.split(":"))
@@ -78,6 +82,9 @@ def parse(text: str, table: Mapping[str, Callable[..., T]], kind: str) -> T:
     name, positional, settings = split(text)
     if name not in table:
         raise UnknownName(kind, name, table)
+    first = getattr(table[name], "POSITIONAL", None)  # the setting that needs no key
+    if positional and first and first not in settings:
+        settings[first] = positional.pop(0)
     if positional:
         raise UsageError(f"{kind} {text!r}: write settings as key=value, not {positional[0]!r}")
     return table[name](**settings_of(table[name], settings, kind, name))

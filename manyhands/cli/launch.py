@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import strategies
-from manyhands.cli.running import check_workers, make_directory, new_run, run_workers
+from manyhands.cli.running import check_workers, make_directory, new_run, run_workers, take_seat
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import Seat, own_seat
+from manyhands.cluster.seat import Seat
 from manyhands.errors import UsageError
 
 EXAMPLES = f"""\
@@ -43,6 +43,7 @@ def add_to(verbs: Any) -> None:
         "--strategy", metavar="S", default=strategies.DEFAULT, help="a name of `list strategies`"
     )
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default 2)")
+    parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
     )
@@ -58,19 +59,22 @@ def run(options: argparse.Namespace) -> int:
     script = Path(options.script)
     if not script.is_file():
         raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
-    seat = own_seat()
+    seat = take_seat(options.servers)
     if seat.launcher != "alone":
         return _join(options, seat)
     workers = 2 if options.workers is None else options.workers
     if workers < 1:
         raise UsageError(f"workers={workers}: it must be at least 1")
-    strategies.parse(options.strategy).check(strategies.Asked(workers=workers))
+    servers = options.servers or 0
+    asked = strategies.Asked(workers=workers, servers=servers)
+    strategies.admit(strategies.parse(options.strategy), asked)
     with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
         return run_workers(
             [str(script), *options.arguments],
             run=out,
             workers=workers,
             threads=options.threads,
+            servers=servers,
             pass_output=True,
             environ={local.STRATEGY: options.strategy},
         )
@@ -79,7 +83,8 @@ def run(options: argparse.Namespace) -> int:
 def _join(options: argparse.Namespace, seat: Seat) -> int:
     """Run the script here, as one worker of a world that someone else started."""
     check_workers(options.workers, seat)
-    strategies.parse(options.strategy).check(strategies.Asked(workers=seat.size))
+    asked = strategies.Asked(workers=seat.workers, servers=seat.servers)
+    strategies.admit(strategies.parse(options.strategy), asked)
     if options.threads is not None:
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     os.environ[local.STRATEGY] = options.strategy

@@ -1,5 +1,6 @@
 """What `train` and `launch` have in common: a run directory, workers, a live display, one clear end."""
 
+import os
 import re
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from manyhands.cli.progress import Progress
 from manyhands.cluster import cores, supervisor
-from manyhands.cluster.seat import Seat
+from manyhands.cluster.seat import SERVERS, Seat, own_seat
 from manyhands.errors import UsageError
 
 
@@ -56,17 +57,26 @@ def _unused(name: str) -> Path:
 
 def forget_records(run: Path) -> None:
     """What a run that began here and left no checkpoint has written: it would mix with the new one's."""
-    for path in (run / "summary.json", *(run / "events").glob("worker-*.jsonl")):
+    for path in (run / "summary.json", *(run / "events").glob("*-*.jsonl")):
         path.unlink(missing_ok=True)
 
 
 def check_workers(asked: int | None, seat: Seat) -> None:
     """Refuse a number of workers that is not that of the world which someone else started."""
-    if asked not in (None, seat.size):
+    if asked not in (None, seat.workers):
         raise UsageError(
-            f"--workers {asked} but {seat.launcher} started {seat.size}; "
+            f"--workers {asked} but {seat.launcher} started {seat.workers}; "
             f"leave --workers out, or start {asked} with {seat.launcher}"
         )
+
+
+def take_seat(servers: int | None) -> Seat:
+    """This process's seat; in a world that someone else started, the last `servers` ranks are servers."""
+    if servers is not None and servers < 0:
+        raise UsageError(f"servers={servers}: it must be 0 or more")
+    if servers is not None:
+        os.environ[SERVERS] = str(servers)
+    return own_seat()
 
 
 def run_workers(
@@ -77,21 +87,28 @@ def run_workers(
     threads: int | None,
     environ: Mapping[str, str],
     pass_output: bool = False,
+    servers: int = 0,
 ) -> int:
     """Start the workers, show their progress until they end, and return the exit code.
 
     With `pass_output`, what they print goes to our standard output where that is a file or a pipe; on a terminal
     everything is shown above the progress bar.
     """
-    layout = cores.layout(workers, threads)
+    layout = cores.layout(workers, threads, servers)
     print(cores.text(layout), file=sys.stderr)
+
+    def signed(rank: int, line: str) -> str:
+        if rank >= workers:
+            return f"[server {rank - workers}] {line}"
+        return f"[worker {rank}] {line}" if workers > 1 else line
+
     with Progress(run, workers) as progress:
 
         def on_line(rank: int, line: str) -> None:
-            progress.print_line(f"[worker {rank}] {line}" if workers > 1 else line)
+            progress.print_line(signed(rank, line))
 
         def on_output(rank: int, line: str) -> None:
-            print(f"[worker {rank}] {line}" if workers > 1 else line, flush=True)
+            print(signed(rank, line), flush=True)
 
         outcome = supervisor.run(
             command,
@@ -102,6 +119,7 @@ def run_workers(
             on_tick=progress.refresh,
             on_line=on_line,
             on_output=on_output if pass_output and not sys.stdout.isatty() else None,
+            servers=servers,
         )
         progress.refresh()
     if not outcome.ok:

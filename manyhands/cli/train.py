@@ -14,10 +14,17 @@ import msgspec
 from manyhands import plan as plans
 from manyhands import strategies
 from manyhands.cli.bars import transfers
-from manyhands.cli.running import check_workers, forget_records, make_directory, new_run, run_workers
+from manyhands.cli.running import (
+    check_workers,
+    forget_records,
+    make_directory,
+    new_run,
+    run_workers,
+    take_seat,
+)
 from manyhands.cluster import cores
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import Seat, own_seat
+from manyhands.cluster.seat import Seat
 from manyhands.errors import UsageError
 from manyhands.plan import Plan
 
@@ -67,6 +74,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--workers", type=int, metavar="N", help="processes that compute gradients (default 2)"
     )
+    parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
     )
@@ -97,7 +105,7 @@ def add_to(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    seat = own_seat()
+    seat = take_seat(options.servers)
     if options.resume and options.out is None:
         raise UsageError("--resume needs --out DIR, the directory of the run to go on with")
     plan = _plan(options, seat)
@@ -109,7 +117,8 @@ def run(options: argparse.Namespace) -> int:
         return _join(plan, seat, options)
     plan, why = plan.on_fair_terms()
     # Written down: the same threads give the same bits, on a machine with other cores too.
-    threads = cores.layout(plan.cluster.workers, plan.cluster.threads).threads
+    cluster = plan.cluster
+    threads = cores.layout(cluster.workers, cluster.threads, cluster.servers).threads
     plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(plan.cluster, threads=threads))
     with new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}") as out:
         if not options.resume:
@@ -121,6 +130,7 @@ def run(options: argparse.Namespace) -> int:
             run=out,
             workers=plan.cluster.workers,
             threads=plan.cluster.threads,
+            servers=plan.cluster.servers,
             environ={},
         )
         if code == 0:
@@ -138,10 +148,11 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
         plan = Plan()
     given = {key: value for key, value in vars(options).items() if value is not None}
     top = {key: given[key] for key in ("model", "data", "strategy") if key in given}
-    cluster = {key: given[key] for key in ("workers", "threads", "device") if key in given}
+    cluster = {key: given[key] for key in ("workers", "servers", "threads", "device") if key in given}
     if seat.launcher != "alone":
+        seat = take_seat(cluster.get("servers", plan.cluster.servers))
         check_workers(options.workers, seat)
-        cluster["workers"] = seat.size
+        cluster |= {"workers": seat.workers, "servers": seat.servers}
     train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
     if options.epochs is not None or options.steps is not None:
         # Both say how long: either one given here replaces whatever the file says of both.
@@ -230,6 +241,8 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
     crew = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
     say(f"speed     {rate:,.0f} samples/s with {crew}")
     say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
+    if (stale := summary.get("staleness")) is not None:
+        say(f"staleness mean {stale['mean']:.2f}, at most {stale['max']} updates by others; {_shares(stale)}")
     if out is not None:
         say(f"run       {_relative(out)}")
     say("\nwhat to try next:")
@@ -243,6 +256,13 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
     width = max(len(command) for command, _ in tries)
     for command, why in tries:
         say(f"  {command:<{width}}  {why}")
+
+
+def _shares(stale: dict[str, Any]) -> str:
+    """`0: 61 %, 1: 39 %`: how often a gradient was how stale, the commonest first."""
+    counts = sorted(stale["histogram"].items(), key=lambda item: -item[1])
+    total = sum(count for _, count in counts) or 1
+    return ", ".join(f"{updates}: {count / total:.0%}" for updates, count in counts[:4])
 
 
 def _is_nan(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Which cores each worker of this host computes on."""
 
+import itertools
 import math
 import os
 from dataclasses import dataclass
@@ -17,42 +18,61 @@ class Layout:
     threads: int
     """Threads per worker."""
     unpinned_because: str | None = None
+    server_cores: tuple[tuple[int, ...], ...] = ()
+    """The cores of each server, as for the workers."""
+    server_threads: int = 1
 
 
-def layout(workers: int, threads: int | None = None) -> Layout:
-    """Divide the cores that this process may use among the workers."""
-    return divide(workers, threads, sorted(os.sched_getaffinity(0)), quota_cores())
+def layout(workers: int, threads: int | None = None, servers: int = 0) -> Layout:
+    """Divide the cores that this process may use among the workers and servers."""
+    return divide(workers, threads, sorted(os.sched_getaffinity(0)), quota_cores(), servers)
 
 
-def divide(workers: int, threads: int | None, cores: list[int], quota: float | None) -> Layout:
-    """Disjoint cores for every worker where they suffice, else a word on why not."""
+def divide(
+    workers: int, threads: int | None, cores: list[int], quota: float | None, servers: int = 0
+) -> Layout:
+    """Disjoint cores for every process where they suffice, else a word on why not.
+
+    Each server gets a core before the workers divide the rest, and what does not divide evenly.
+    """
     if workers < 1:
         raise UsageError(f"{workers} workers cannot train; use at least 1.")
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} threads per worker cannot compute; use at least 1.")
     limited = quota is not None and quota < len(cores)
     usable = max(1, math.floor(quota)) if quota is not None and limited else len(cores)
-    threads = threads or max(1, usable // workers)
+    threads = threads or max(1, (usable - servers) // workers)
+    server_threads = max(1, (usable - workers * threads) // servers) if servers else 1
+    total = workers * threads + servers * server_threads
     why = None
     if limited:
         # Every container of the host sees the same core numbers: pinning would pile them onto the first few.
         why = f"a control group allows {quota:g} of {len(cores)} cores"
-    elif workers * threads > usable:
-        why = f"{workers * threads} threads share {usable} core{_s(usable)}"
-    if why:
-        return Layout(cores=((),) * workers, threads=threads, unpinned_because=why)
-    shares = tuple(tuple(cores[rank * threads : (rank + 1) * threads]) for rank in range(workers))
-    return Layout(cores=shares, threads=threads)
+    elif total > usable:
+        why = f"{total} threads share {usable} core{_s(usable)}"
+    sizes = [threads] * workers + [server_threads] * servers
+    edges = list(itertools.accumulate(sizes, initial=0))
+    shares = tuple(() if why else tuple(cores[a:b]) for a, b in itertools.pairwise(edges))
+    return Layout(
+        cores=shares[:workers],
+        threads=threads,
+        unpinned_because=why,
+        server_cores=shares[workers:],
+        server_threads=server_threads,
+    )
 
 
 def text(layout: Layout) -> str:
     """One line for people: `2 workers × 1 thread, pinned to cores 0 | 1`."""
     workers, threads = len(layout.cores), layout.threads
     split = f"{workers} worker{_s(workers)} × {threads} thread{_s(threads)}"
+    if servers := len(layout.server_cores):
+        split += f" and {servers} server{_s(servers)} × {layout.server_threads}"
     if layout.unpinned_because:
         return f"{split}, not pinned ({layout.unpinned_because})"
-    cores = " | ".join(_ranges(share) for share in layout.cores)
-    return f"{split}, pinned to core{_s(workers * threads)} {cores}"
+    shares = (*layout.cores, *layout.server_cores)
+    cores = " | ".join(_ranges(share) for share in shares)
+    return f"{split}, pinned to core{_s(sum(map(len, shares)))} {cores}"
 
 
 def quota_cores(

@@ -28,8 +28,9 @@ _GUARD = 'while read -r pid; do groups="$groups -$pid"; done; kill -s KILL -- $g
 class Worker:
     """One process: its descriptors, its exit code and its last lines on standard error."""
 
-    def __init__(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, rank: int, name: str, process: "subprocess.Popen[bytes]") -> None:
         self.rank = rank
+        self.name = name  # `worker 1`, `server 0`
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
         self.code = 0
@@ -129,8 +130,8 @@ class Crew:
     def __exit__(self, *exception: object) -> None:
         self._resources.close()
 
-    def start(self, command: list[str], environ: dict[str, str]) -> None:
-        """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us."""
+    def start(self, name: str, command: list[str], environ: dict[str, str]) -> None:
+        """Start the next process, in its own process group so that a terminal's Ctrl-C reaches only us."""
         rank = self.size
         environ = {**environ, local.RANK: str(rank)}
         if self._inherited:
@@ -147,13 +148,13 @@ class Crew:
                 process_group=0,
             )
             try:
-                worker = Worker(rank, process)
+                worker = Worker(rank, name, process)
             except OSError:
                 process.kill()
                 with process:
                     raise
         except OSError as error:
-            raise ManyhandsError(f"cannot start worker {rank}: {error}.") from error
+            raise ManyhandsError(f"cannot start {name}: {error}.") from error
         self.running.append(worker)
         self.size += 1
         assert self._guard.stdin

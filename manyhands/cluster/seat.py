@@ -7,9 +7,12 @@ variables, and each launcher module reads only its own.
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manyhands.errors import UsageError
+
+SERVERS = "MANYHANDS_SERVERS"
+"""How many of the processes that a launcher started are servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +21,7 @@ class Seat:
 
     rank: int
     size: int
+    """All processes; the last `servers` of them are servers, the others workers."""
     launcher: str
     """`manyhands`, `torchrun`, `mpi`, `slurm` or `alone`."""
     store: str | None = None
@@ -26,6 +30,7 @@ class Seat:
     """Whether this rank opens the store's port itself; under torchrun the agent has already opened it."""
     arena_fd: int | None = None
     """Anonymous shared memory inherited from our own supervisor."""
+    servers: int = 0
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -33,6 +38,24 @@ class Seat:
                 f"{self.launcher} says rank {self.rank} of {self.size} workers; ranks go from 0 to size - 1. "
                 "Start all workers with one launcher, or unset its variables to run alone."
             )
+        if not 0 <= self.servers < self.size:
+            raise UsageError(
+                f"{self.servers} servers among {self.size} processes leave no worker; start more processes, or set "
+                f"{SERVERS} to fewer servers."
+            )
+
+    @property
+    def workers(self) -> int:
+        return self.size - self.servers
+
+    @property
+    def server(self) -> int | None:
+        """Which server this process is; None for a worker."""
+        return self.rank - self.workers if self.rank >= self.workers else None
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.rank}" if self.server is None else f"server {self.server}"
 
 
 def find_seat(environ: Mapping[str, str] = os.environ) -> Seat:
@@ -48,9 +71,16 @@ def find_seat(environ: Mapping[str, str] = os.environ) -> Seat:
 
 
 @functools.cache
-def own_seat() -> Seat:
-    """This process's seat, found once."""
+def _found() -> Seat:
     return find_seat()
+
+
+def own_seat() -> Seat:
+    """This process's seat, found once; how many of the processes are servers is asked for every time."""
+    seat = _found()
+    if not os.environ.get(SERVERS) or seat.launcher == "alone":
+        return seat
+    return replace(seat, servers=whole_number(os.environ, SERVERS))
 
 
 def whole_number(environ: Mapping[str, str], name: str) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.crew import Crew, Worker
 from manyhands.cluster.launchers import local
+from manyhands.cluster.seat import SERVERS
 
 _TICK_S = 0.125
 _AFTER_DEATH_S = 1.0
@@ -29,7 +30,7 @@ class Outcome:
     exit_code: int
     message: str
     rank: int | None = None
-    """The worker that died first, where one did."""
+    """The process that died first, where one did; servers count after the workers."""
     tail: tuple[str, ...] = ()
     """The last lines of that worker's traceback or standard error."""
 
@@ -46,27 +47,34 @@ def run(
     on_output: Callable[[int, str], None] | None = None,
     prefix: Callable[[int], list[str]] = lambda rank: [],
     arena: bool = True,
+    servers: int = 0,
 ) -> Outcome:
-    """Run `command` (a script or `-m` and a module, with its arguments) in every worker until all have ended.
+    """Run `command` (a script or `-m` and a module, with its arguments) in every process until all have ended.
+
+    Servers run the same command as the workers, and their ranks follow those of the workers.
 
     `on_line` gets what they say on standard error, and on standard output unless `on_output` takes that.
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
     and must replace itself by it, as `nice` and `ip netns exec` do. Call this from the main thread: signals
     go there, and the workers die with it.
     """
-    ours = {local.SIZE: str(workers), local.LAUNCHER_PID: str(os.getpid())}
-    ours |= {name: str(layout.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    ours = {local.SIZE: str(workers + servers), local.LAUNCHER_PID: str(os.getpid())}
+    ours[SERVERS] = str(servers)
     if run_dir is not None:
         ours[local.RUN_DIR] = str(run_dir)
     with _Signals() as signals, Crew(on_line, on_output or on_line, arena=arena) as crew:
-        for rank in range(workers):
-            cores = ",".join(str(core) for core in layout.cores[rank])
-            worker = [*prefix(rank), sys.executable, "-m", "manyhands.cluster.worker", *command]
-            crew.start(worker, {**os.environ, **environ, **ours, local.CORES: cores})
-        return _watch(crew, signals, on_tick)
+        places = [*layout.cores, *(layout.server_cores or ((),) * servers)]
+        for rank, cores in enumerate(places):
+            name = f"worker {rank}" if rank < workers else f"server {rank - workers}"
+            threads = layout.threads if rank < workers else layout.server_threads
+            own = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+            own[local.CORES] = ",".join(str(core) for core in cores)
+            process = [*prefix(rank), sys.executable, "-m", "manyhands.cluster.worker", *command]
+            crew.start(name, process, {**os.environ, **environ, **ours, **own})
+        return _watch(crew, workers, signals, on_tick)
 
 
-def _watch(crew: Crew, signals: "_Signals", on_tick: Callable[[], None]) -> Outcome:
+def _watch(crew: Crew, workers: int, signals: "_Signals", on_tick: Callable[[], None]) -> Outcome:
     deaths: list[Worker] = []
     blame_at = tick_at = 0.0
     while crew.running:
@@ -92,8 +100,8 @@ def _watch(crew: Crew, signals: "_Signals", on_tick: Callable[[], None]) -> Outc
         name = signal.Signals(signals.number).name
         return Outcome(ok=False, exit_code=128 + signals.number, message=f"interrupted by {name}")
     if deaths:
-        return _death(_first(deaths), crew.size)
-    return Outcome(ok=True, exit_code=0, message=f"all {crew.size} workers finished")
+        return _death(_first(deaths), workers)
+    return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")
 
 
 def _innocence(worker: Worker) -> int:
@@ -108,11 +116,12 @@ def _first(deaths: list[Worker]) -> Worker:
     return min(deaths, key=_innocence)
 
 
-def _death(worker: Worker, size: int) -> Outcome:
+def _death(worker: Worker, workers: int) -> Outcome:
+    of = f" of {workers}" if worker.rank < workers else ""
     return Outcome(
         ok=False,
         exit_code=worker.code if worker.code > 0 else 128 - worker.code,
-        message=f"worker {worker.rank} of {size} died: {describe_exit(worker.code)}",
+        message=f"{worker.name}{of} died: {describe_exit(worker.code)}",
         rank=worker.rank,
         tail=tuple(worker.tail),
     )

@@ -27,6 +27,31 @@ class Spanned(Protocol):
     def lane(self, span: Any) -> int: ...
 
 
+class Served(Protocol):
+    """What a strategy sees of the servers: push gradients, pull parameters, wait."""
+
+    def wait(self) -> None:
+        """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
+
+    def held(self, share: Any) -> Any:
+        """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
+
+    def push(self, span: Any) -> None:
+        """Send a span's gradients: for `on_ready` of a backward pass."""
+
+    def finish(self) -> None:
+        """All gradients of this step are pushed."""
+
+    def settle(self) -> None:
+        """Return when the servers have applied all that this worker has pushed."""
+
+    def pull(self) -> None:
+        """All parameters as the servers have them now."""
+
+    def leave(self) -> None:
+        """Nobody need wait for this worker until all workers have paused."""
+
+
 class Sums:
     """A sum of gradients over all replicas that is under way; iterating yields owned spans as they are complete."""
 
@@ -47,6 +72,7 @@ class Comm:
 
     rank = 0
     size = 1
+    servers: Served | None = None  # where the run has some
 
     def sum_(self, vector: Tensor) -> None:
         """The sum over all replicas, the same bits everywhere."""

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands.errors import UsageError
+from manyhands.replica.layout import Layout, Shape, lay_out
+from manyhands.replica.updates import is_element_wise
 
 
 def trained(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:
@@ -38,3 +40,17 @@ def sparse_ids(model: nn.Module) -> set[int]:
     return {
         id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse
     }
+
+
+def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, lanes: int) -> Layout:
+    """Where the trained parameters lie in the flat vector: the same on everyone who has the same model."""
+    names, params = trained(model, optimizer)
+    _, dtype = one_type(params)
+    group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    sparse = sparse_ids(model)
+    whole = not is_element_wise(optimizer)
+    shapes = [
+        Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
+        for name, p in zip(names, params, strict=True)
+    ]
+    return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)

@@ -22,9 +22,10 @@ from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
 from manyhands.replica.gradients import Gradients, OnReady
 from manyhands.replica.kept import Kept
-from manyhands.replica.layout import Layout, Shape, Span, lay_out
-from manyhands.replica.parameters import one_type, sparse_ids, trained
-from manyhands.replica.updates import Updates, is_element_wise, needs_closure, vector_states
+from manyhands.replica.layout import Span
+from manyhands.replica.lent import Lent
+from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
+from manyhands.replica.updates import Updates, needs_closure, vector_states
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 
@@ -60,6 +61,7 @@ class Replica:
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
         span_bytes: int = SPAN_BYTES,
+        lent: Lent | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -69,6 +71,7 @@ class Replica:
         self._loss = loss
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
+        self.lent = lent
         self._home = host  # whose memory the parameters are in
         # The workers that add up their gradients and divide the updates; without them each updates everything.
         self._host = host if together else None
@@ -77,7 +80,7 @@ class Replica:
         self.lanes = lanes or self._workers
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
-        self.layout = self._lay_out(span_bytes // dtype.itemsize)
+        self.layout = lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes)
         # Flat order is last parameter first.
         self._names.reverse()
         self.parameters.reverse()
@@ -85,7 +88,8 @@ class Replica:
         self._claim_memory(dtype)
         self._move_in()
         self._memory_to = host.arena.used if host else 0
-        self.updates.take_over(list(self.owned), self.parameters)
+        if not lent:
+            self.updates.take_over(list(self.owned), self.parameters)
         self._flags.fill_(1)
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
@@ -96,23 +100,14 @@ class Replica:
 
     # Setting up
 
-    def _lay_out(self, span_elements: int) -> Layout:
-        group_of = {id(p): g for g, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        sparse = sparse_ids(self.model)
-        whole = not is_element_wise(self.optimizer)
-        shapes = [
-            Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
-            for name, p in zip(self._names, self.parameters, strict=True)
-        ]
-        return lay_out(shapes, span_elements=span_elements, lanes=self.lanes)
-
     def _claim_memory(self, dtype: torch.dtype) -> None:
+        lent = self.lent
         length, count = self.layout.length, len(self.parameters)
-        if self.leads and self._device.type == "cpu":
+        if self.leads and self._device.type == "cpu" and not lent:
             vectors = 2 + len(vector_states(self.optimizer))
             require_memory(vectors * length * dtype.itemsize, "parameters, gradients and optimizer state")
-        self.params = self._common_vector(length, dtype)
-        total = self._vector(length, dtype)
+        self.params = lent.params if lent else self._common_vector(length, dtype)
+        total = lent.grads if lent else self._vector(length, dtype)
         owners = [self.lane(span) % self._workers for span in self.spans]
         self._gradients = Gradients(self.layout, total, owners, self._host)
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
@@ -127,7 +122,7 @@ class Replica:
             self.layout,
             self.params,
             total,
-            allocate=lambda: self._common_vector(length, dtype),
+            allocate=None if lent else lambda name: self._common_vector(length, dtype),
             sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
 
@@ -154,14 +149,20 @@ class Replica:
         views = [self.params[place.start : place.stop].view(place.shape) for place in self.layout.places]
         for param, start in zip(others, edges, strict=False):
             views.append(self.constants[start : start + param.nbytes].view(param.dtype).view(param.shape))
+        skip = len(self.parameters) if self.lent and not self.lent.fills else 0
         with torch.no_grad():
-            for param, view in zip([*self.parameters, *others], views, strict=True):
+            for param, view in list(zip([*self.parameters, *others], views, strict=True))[skip:]:
                 if self.leads:
                     view.copy_(param)
             if self._home:
                 self._home.barrier()
             for param, view in zip([*self.parameters, *others], views, strict=True):
                 param.data = view
+
+    @property
+    def arrived(self) -> Sequence[int]:
+        """Per parameter, whether it has got a gradient in this step."""
+        return self._gradients.arrived
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,7 +24,8 @@ States = dict[str, dict[str, list[Any]]]
 
 def spread(replica: Replica, comm: Comm, world: World) -> None:
     """Worker 0's parameters and buffers become everyone's."""
-    for vector in (replica.params, replica.constants):
+    # Parameters that live on servers come from there.
+    for vector in [replica.constants] if replica.lent else [replica.params, replica.constants]:
         _from_first(vector, replica, comm)
     world.host.barrier()
     with torch.no_grad():
@@ -55,9 +57,8 @@ def average_buffers(model: nn.Module, world: World) -> None:
         buffer.copy_(home.view(buffer.shape))
 
 
-def give_back_state(replica: Replica, world: World) -> None:
-    """Put the optimizer's state where plain PyTorch keeps it: into the user's optimizer."""
-    tensors, states = collect(replica, world)
+def give_back_state(replica: Replica, tensors: Mapping[str, Tensor], states: States) -> None:
+    """Put the optimizer's state, as it was collected, where plain PyTorch keeps it: into the user's optimizer."""
     for param, place in zip(replica.parameters, replica.layout.places, strict=True):
         for name, (kind, number) in states.get(place.name, {}).items():
             value = number if kind == NUMBER else tensors[f"optimizer/{place.name}/{name}"].clone()
@@ -124,7 +125,7 @@ def distribute(
 ) -> None:
     """Take over what was collected: worker 0 has the tensors, and each worker `own`, which differ from them."""
     if world.rank == 0:
-        _load_model(replica, tensors)
+        load_model(replica, tensors)
     spread(replica, comm, world)
     for name, vector in replica.updates.vectors.items():
         if world.rank == 0:
@@ -167,7 +168,8 @@ def _restore_kept(replica: Replica, world: World, tensors: dict[str, Tensor], ow
             replica.kept[name.removeprefix("kept/")] = value.to(replica.params.device)
 
 
-def _load_model(replica: Replica, tensors: dict[str, Tensor]) -> None:
+def load_model(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
+    """The model's own tensors out of a checkpoint."""
     saved = {
         name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")
     }

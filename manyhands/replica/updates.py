@@ -99,8 +99,8 @@ class Updates:
         optimizer: Optimizer,
         layout: Layout,
         params: Tensor,
-        grads: Tensor,
-        allocate: Callable[[], Tensor],
+        grads: Tensor | None,
+        allocate: Callable[[str], Tensor] | None,
         sparse: Iterable[int] = (),
     ) -> None:
         self._optimizer = optimizer
@@ -111,11 +111,17 @@ class Updates:
         self._grads = grads
         self._sparse = frozenset(sparse)
         # One copy per host, visible to all its workers: whoever owns a span writes its part of these.
-        self.vectors: dict[str, Tensor] = {name: allocate() for name in vector_states(optimizer)}
+        names = vector_states(optimizer) if allocate else []
+        self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
         self._pieces: dict[int, list[_Piece]] = {}
 
-    def apply(self, span: Span, skipped: frozenset[int] = frozenset()) -> None:
-        """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone."""
+    def apply(
+        self, span: Span, skipped: frozenset[int] = frozenset(), gradient: Tensor | None = None
+    ) -> None:
+        """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone.
+
+        The gradient is the span's part of the vector given at the start, unless another one is given here.
+        """
         pieces = self._pieces.get(span.index)
         if pieces is None:
             pieces = self._pieces[span.index] = self._cut(span)
@@ -125,8 +131,8 @@ class Updates:
         for piece in pieces:
             if skipped and skipped.issuperset(piece.places):
                 continue
-            if piece.sparse:
-                piece.tensor.grad = self._grads[piece.slice].view(piece.tensor.shape).to_sparse(1)
+            if gradient is not None or piece.sparse:
+                piece.tensor.grad = self._gradient(piece, span, gradient)
             groups.setdefault(piece.group, []).append(piece.tensor)
         self._twin.param_groups = [
             {**settings_of(self._optimizer.param_groups[group]), "params": tensors}
@@ -137,6 +143,15 @@ class Updates:
         for piece in pieces:
             if not piece.adopted:
                 self._adopt(piece)
+
+    def _gradient(self, piece: "_Piece", span: Span, given: Tensor | None) -> Tensor:
+        if given is not None:
+            found = given[piece.slice.start - span.start : piece.slice.stop - span.start]
+        else:
+            assert self._grads is not None, "updates without gradients of their own must be given them"
+            found = self._grads[piece.slice]
+        found = found.view(piece.tensor.shape)
+        return found.to_sparse(1) if piece.sparse else found
 
     def _cut(self, span: Span) -> list["_Piece"]:
         """The fewest pieces: neighbours of one parameter group become one, unless they must stay whole."""
@@ -154,11 +169,10 @@ class Updates:
     def _piece(self, places: tuple[int, ...], start: int, stop: int) -> "_Piece":
         place = self._layout.places[places[0]]
         tensor = self._params[start:stop]
-        grad = self._grads[start:stop]
         if place.whole:
-            tensor, grad = tensor.view(place.shape), grad.view(place.shape)
-        if places[0] not in self._sparse:
-            tensor.grad = grad
+            tensor = tensor.view(place.shape)
+        if self._grads is not None and places[0] not in self._sparse:
+            tensor.grad = self._grads[start:stop].view(tensor.shape)
         return _Piece(places, slice(start, stop), tensor, place.group, place.whole, places[0] in self._sparse)
 
     def _split(self, piece: "_Piece") -> list["_Piece"]:

@@ -1,7 +1,7 @@
 """How replicas agree. Adding a strategy is one file and one line in this table."""
 
 from manyhands import spec
-from manyhands.errors import UnknownName
+from manyhands.errors import UnknownName, UsageError
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
 from manyhands.strategies.diloco import DiLoCo
@@ -9,11 +9,12 @@ from manyhands.strategies.double_buffer import DoubleBuffer
 from manyhands.strategies.elastic_averaging import ElasticAveraging
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
 from manyhands.strategies.local_sgd import LocalSGD
+from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
 
-__all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "describe", "parse"]
+__all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "admit", "describe", "parse"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
@@ -24,6 +25,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "block-momentum": BlockMomentum,
     "elastic-averaging": ElasticAveraging,
     "diloco": DiLoCo,
+    "parameter-server": ParameterServer,
 }
 
 DEFAULT = "all-reduce"
@@ -44,3 +46,18 @@ def describe(strategy: Strategy) -> str:
     """The text that `parse` turns back into this strategy."""
     name = next(name for name, kind in STRATEGIES.items() if type(strategy) is kind)
     return spec.describe(strategy, name)
+
+
+def admit(strategy: Strategy, asked: Asked) -> None:
+    """Refuse, before any process starts, what cannot run as asked."""
+    name = describe(strategy)
+    if asked.servers < 0:
+        raise UsageError(f"servers={asked.servers}: it must be 0 or more")
+    if strategy.rule is not None and not asked.servers:
+        raise UsageError(f"{name} needs --servers 1 or more")
+    if strategy.rule is None and asked.servers:
+        raise UsageError(
+            f"{name} uses no servers, and {asked.servers} were asked for; leave --servers out, or choose a strategy "
+            "with servers"
+        )
+    strategy.check(asked)

@@ -32,6 +32,11 @@ PRESETS: dict[str, Preset] = {
         "The fastest way inside each host; averaged gradients between hosts, once per step",
         "Lerat et al.",
     ),
+    "stale": Preset(
+        "parameter-server:consistency=stale",
+        "Servers that let a worker be at most `bound` steps ahead of the slowest",
+        "Ho et al. 2013; Petuum, Xing et al. 2015",
+    ),
     "parameter-averaging": Preset(
         "local-sgd:period=5",
         "Train on partitions, average the parameters, repeat: iterative map-reduce",

@@ -6,6 +6,8 @@ Strategies import no torch at run time: the launcher reads their settings and mu
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from manyhands.servers.consistency import Rule
+
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
     from manyhands.replica.replica import Replica, Share
@@ -64,12 +66,23 @@ class Strategy:
         """How many workers' batches go into one update, which the learning rate is to fit (`fairness.py`)."""
         return workers if self.pooled else 1
 
+    @property
+    def rule(self) -> Rule | None:
+        """By which rule servers apply what workers push; None: the strategy uses no servers."""
+        return None
+
     def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         """One step on this worker's share of the samples; returns its loss."""
         raise NotImplementedError
+
+    def leave(self, replica: "Replica", comm: "Comm") -> None:
+        """This worker is out of data, or pauses: from here until all have paused nobody may wait for it.
+
+        Called where workers do not take every step together; each comes at its own time.
+        """
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         """Make the parameters of all replicas the same: before an evaluation, before a checkpoint, at the end.

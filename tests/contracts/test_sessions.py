@@ -88,7 +88,7 @@ def test_the_number_of_workers_does_not_change_the_result(strategy: str) -> None
             session.close()
             return [param.detach().clone() for param in session.model.parameters()]
 
-        return in_threads(workers, work)[0]
+        return in_threads(workers, work, strategy=strategy)[0]
 
     want = make_net()
     for param, value in zip(want.parameters(), train(1, 12, "single"), strict=True):
@@ -112,7 +112,7 @@ def test_workers_with_different_numbers_of_batches(strategy: str) -> None:
         session.close()
         return session.steps, [param.detach().clone() for param in session.model.parameters()]
 
-    results = in_threads(3, work)
+    results = in_threads(3, work, strategy=strategy)
     assert [steps for steps, _ in results] == [7, 7, 7]
     assert_same_bits([params for _, params in results])
 

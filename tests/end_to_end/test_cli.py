@@ -15,8 +15,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from manyhands import cli, data
+from manyhands.cluster import seat
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import own_seat
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
 from manyhands.job import OPTIMIZERS
@@ -41,9 +41,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "last_value", None, raising=False)
-    own_seat.cache_clear()
+    seat._found.cache_clear()
     yield tmp_path
-    own_seat.cache_clear()
+    seat._found.cache_clear()
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> Done:

@@ -39,6 +39,13 @@ class Arena:
         self._maps.append(region)
         return region
 
+    def at(self, offset: int, length: int) -> mmap.mmap:
+        """A region at a place that all who share this memory know, far beyond those that `map` hands out."""
+        os.posix_fallocate(self.fd, offset + length - 1, 1)
+        region = mmap.mmap(self.fd, length, offset=offset)
+        self._maps.append(region)
+        return region
+
     def tensor(self, length: int, dtype: torch.dtype) -> Tensor:
         """A vector over the next region."""
         if not length:

@@ -1,0 +1,15 @@
+"""Memory that someone else made for a replica, whose parameters are then updated elsewhere."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lent:
+    """Where the parameters are and where the gradients go; there is no optimizer state here."""
+
+    params: Tensor
+    grads: Tensor
+    fills: bool
+    """Whether this worker's first values go there; the others find them there."""

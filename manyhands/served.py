@@ -1,0 +1,147 @@
+"""A session whose parameters are on servers: both ends of it, its state in checkpoints, and what it reports."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyhands import telemetry
+from manyhands.cluster.world import Station, World
+from manyhands.comm.comm import Comm
+from manyhands.errors import UsageError
+from manyhands.replica.lent import Lent
+from manyhands.replica.replica import Loss, Replica
+from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, spread
+from manyhands.servers import states as packing
+from manyhands.servers.client import Servers
+from manyhands.servers.consistency import Rule
+from manyhands.servers.joining import connect, serve
+from manyhands.servers.messages import Report
+from manyhands.servers.scheme import describe
+
+
+def be_a_server(
+    station: Station,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: Rule,
+    clip_norm: float | None,
+    out: Path | None,
+) -> NoReturn:
+    """Serve until the run ends, and end with it: a server has no more of the script to run."""
+    seat = station.seat
+    if out:
+        telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
+    serve(station, model, optimizer, rule, clip_norm=clip_norm)
+    if out:
+        telemetry.close()
+    raise SystemExit(0)
+
+
+def join(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    world: World,
+    rule: Rule,
+    clip_norm: float | None,
+) -> tuple[Replica, Comm, Servers]:
+    """A worker's replica, whose updates the servers make."""
+    if world.comm.servers is not None:
+        raise UsageError("servers serve one session: a script that uses them can make only one")
+    if next(model.parameters()).device.type != "cpu":
+        raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
+    scheme = describe(model, optimizer, world.servers)
+    servers = connect(world.seat, world.neighbours, world.host.arena, scheme, rule, clip_norm)
+    lent = Lent(params=servers.params, grads=servers.grads, fills=world.rank == 0 or not servers.in_place)
+    replica = Replica(model, optimizer, loss, lanes=world.servers, lent=lent)
+    servers.bind(replica)
+    world.comm.servers = servers
+    spread(replica, world.comm, world)
+    _begin(servers, world)
+    return replica, world.comm, servers
+
+
+def _begin(servers: Servers, world: World) -> None:
+    """Worker 0's parameters become the servers', and theirs everyone's."""
+    if world.rank == 0:
+        servers.put("params", servers.params)
+    world.comm.sum_of(0.0)
+    servers.pull()
+    world.comm.sum_of(0.0)
+
+
+# Checkpoints
+
+
+def collect(servers: Servers, replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
+    """The optimizer's state from all servers, on worker 0."""
+    tensors: dict[str, Tensor] = {}
+    states: States = {}
+    if world.rank == 0:
+        vectors: dict[str, Tensor] = {}
+        known: dict[str, dict[str, Any]] = {}
+        for part in servers.states():
+            for param, values in packing.unpack(part).items():
+                known.setdefault(param, {}).update(values)
+        for place in replica.layout.places:
+            for name, value in known.get(place.name, {}).items():
+                kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
+                states.setdefault(place.name, {})[name] = [kind, value if kind == NUMBER else None]
+                if kind == VECTOR:
+                    if name not in vectors:
+                        vectors[name] = servers.vector(name)
+                    value = vectors[name][place.start : place.stop].view(place.shape)
+                if kind != NUMBER:
+                    tensors[f"optimizer/{place.name}/{name}"] = value
+    world.comm.sum_of(0.0)
+    return tensors, states
+
+
+def distribute(
+    servers: Servers, replica: Replica, world: World, tensors: Mapping[str, Tensor], states: States
+) -> None:
+    """The inverse: worker 0 has read a checkpoint, the servers take it over."""
+    if world.rank == 0:
+        load_model(replica, tensors)
+        values: dict[str, dict[str, Any]] = {}
+        vectors: dict[str, Tensor] = {}
+        for place in replica.layout.places:
+            for name, (kind, number) in states.get(place.name, {}).items():
+                saved = tensors.get(f"optimizer/{place.name}/{name}")
+                if kind == VECTOR and saved is not None:
+                    vector = vectors.setdefault(name, torch.zeros_like(servers.params))
+                    vector[place.start : place.stop] = saved.view(-1)
+                values.setdefault(place.name, {})[name] = {VECTOR: None, NUMBER: number}.get(kind, saved)
+        for name, vector in vectors.items():
+            servers.put(name, vector)
+        servers.restore(packing.pack(values))
+    spread(replica, world.comm, world)
+    _begin(servers, world)
+
+
+# Reports
+
+
+def report(servers: Servers, world: World) -> list[Report]:
+    """What the servers have counted, the same on all workers."""
+    found = servers.reports() if world.rank == 0 else []
+    return msgspec.json.decode(world.gather(msgspec.json.encode(found))[0], type=list[Report])
+
+
+def staleness(reports: list[Report]) -> dict[str, Any]:
+    """How many updates by others came between reading parameters and applying the gradient computed on them."""
+    counts: Counter[int] = Counter()
+    for one in reports:
+        counts.update(one.staleness)
+    updates = counts.total()
+    return {
+        "mean": round(sum(stale * times for stale, times in counts.items()) / updates, 3) if updates else 0.0,
+        "max": max(counts, default=0),
+        "histogram": {str(stale): counts[stale] for stale in sorted(counts)},
+    }

@@ -1,0 +1,343 @@
+"""A worker's side of the servers: push gradients, pull parameters, wait."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from manyhands import telemetry
+from manyhands.errors import UsageError
+from manyhands.replica.layout import Span
+from manyhands.replica.replica import Replica, Share
+from manyhands.replica.updates import hyper_parameters
+from manyhands.servers.consistency import Rule
+from manyhands.servers.messages import (
+    Answer,
+    AskReport,
+    AskState,
+    Bye,
+    Done,
+    Finish,
+    GiveState,
+    Hello,
+    Leave,
+    Norm,
+    Pull,
+    Push,
+    Put,
+    Refusal,
+    Report,
+    Request,
+    Scale,
+    State,
+    Values,
+    answer,
+    encode,
+)
+from manyhands.servers.ownership import Group
+
+
+class Line(Protocol):
+    """The connection with one server."""
+
+    @property
+    def secret(self) -> bytes: ...
+
+    def send(self, content: bytes, vector: Tensor | None = None) -> None: ...
+
+    def take(self, *, wait: bool) -> tuple[bytes, Tensor | None] | None: ...
+
+    def close(self) -> None: ...
+
+
+class Servers:
+    """All servers of the run, as one worker sees them.
+
+    `params` and `grads` are the worker's flat vectors. What servers of this host own lies in common memory, the very
+    vectors that they update; where all servers are here, these are `params` itself and a pull moves nothing.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        lines: Sequence[Line],
+        groups: Sequence[Group],
+        rule: Rule,
+        *,
+        params: Tensor,
+        grads: Tensor,
+        common: Callable[[str], Tensor] | None,
+        versions: Tensor | None,
+        in_place: bool,
+        clip_norm: float | None,
+        digest: int,
+    ) -> None:
+        self.worker = worker
+        self.groups = tuple(groups)
+        self.params = params
+        self.grads = grads
+        self._lines = lines
+        self._rule = rule
+        self._common = common
+        self.in_place = in_place
+        self._clip_norm = clip_norm
+        self._versions = versions.numpy() if versions is not None else None
+        self._last_span = {group.spans[-1].index: group for group in groups}
+        self._numbers = itertools.count(1)
+        self._steps = 0
+        self._empty = False
+        self._seen = [0] * len(groups)
+        self._floors = [0] * len(groups)
+        self._unanswered: set[int] = set()  # groups pushed and not yet applied
+        self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
+        self._told: list[tuple[float, ...] | None] = [None] * len(lines)
+        self._closed = False
+        for line in lines:
+            line.send(encode(Hello(number=self._number(), worker=worker, digest=digest, secret=line.secret)))
+        for line in lines:
+            self._answer_of(line, Done)
+
+    def bind(self, replica: Replica) -> None:
+        """The replica whose gradients are pushed; its optimizer says with which settings."""
+        self._replica = replica
+
+    # One step
+
+    def wait(self) -> None:
+        """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
+        self._listen()
+        bound = self._rule.bound
+        if bound is not None:
+            with telemetry.timed("wait"):
+                for group in [self.groups[index] for index in sorted(self._unanswered)]:
+                    while group.index in self._unanswered and (
+                        self._rule.gathers or self._floors[group.index] < self._steps - bound
+                    ):
+                        self._hear(self._lines[group.server])
+        self._put_in_place()
+
+    def _put_in_place(self) -> None:
+        if self.in_place and self._versions is not None:
+            self._arrived.clear()
+            self._seen = self._versions.tolist()
+            return
+        for index, (values, vector) in self._arrived.items():
+            self._place(self.groups[index], "params", self.params, vector)
+            self._seen[index] = values.version
+        self._arrived.clear()
+
+    def _place(self, group: Group, name: str, target: Tensor, vector: Tensor | None) -> None:
+        """What a server sent, or what it has in common memory."""
+        if vector is not None:
+            target[group.slice] = vector.view(target.dtype)
+        elif self._common is not None and not self.in_place:
+            target[group.slice] = self._common(name)[group.slice]
+
+    def held(self, share: Share) -> Share:
+        """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
+        self._empty = not share.samples
+
+        def total() -> float:
+            self.settle()  # gradients of this step go where those of the last one were
+            return share.total()
+
+        if self._empty:
+            self.settle()
+        return replace(share, total=total)
+
+    def push(self, span: Span) -> None:
+        """Send a span's gradients: for `on_ready` of a backward pass. They leave when their group is complete."""
+        group = self._last_span.get(span.index)
+        if group is not None and not self._clips_itself:
+            self._send(group)
+
+    def _send(self, group: Group) -> None:
+        arrived = self._replica.arrived
+        missing = {place for span in group.spans for place in span.places if not arrived[place]}
+        push = Push(
+            number=self._number(),
+            group=group.index,
+            step=self._steps,
+            seen=self._seen[group.index],
+            empty=self._empty,
+            missing=tuple(sorted(missing)),
+            settings=self._news(group.server),
+        )
+        self._unanswered.add(group.index)
+        self._lines[group.server].send(encode(push), None if self._empty else self.grads[group.slice])
+        telemetry.count("pushes", 1)
+        self._listen()
+
+    def _news(self, server: int) -> tuple[float, ...] | None:
+        """The optimizer's settings, if this server has not heard them yet: worker 0's hold for all."""
+        if self.worker:
+            return None
+        settings = tuple(hyper_parameters(self._replica.optimizer))
+        if settings == self._told[server]:
+            return None
+        self._told[server] = settings
+        return settings
+
+    def finish(self) -> None:
+        """All gradients of this step are pushed; with gathered gradients, the step ends when all have its result."""
+        if self._clips_itself:
+            self._clip()
+            for group in self.groups:
+                self._send(group)
+        for line in self._lines:
+            line.send(encode(Finish(number=self._number(), step=self._steps)))
+        self._steps += 1
+        if self._rule.gathers:
+            self._tell_scale()
+            self.wait()
+
+    # The norm of gathered gradients is known to the servers together, and worker 0 puts it together. Without gathering
+    # each worker limits its own gradient, before it is pushed.
+
+    @property
+    def _clips_itself(self) -> bool:
+        return self._clip_norm is not None and not self._rule.gathers
+
+    def _clip(self) -> None:
+        places = self._replica.layout.places
+        norms = [
+            torch.linalg.vector_norm(self.grads[place.start : place.stop])
+            for place, arrived in zip(places, self._replica.arrived, strict=True)
+            if arrived
+        ]
+        if norms:
+            self.grads.mul_(self._factor(float(torch.linalg.vector_norm(torch.stack(norms)))))
+
+    def _tell_scale(self) -> None:
+        if self._clip_norm is None or self.worker:
+            return
+        owners = [self._lines[server] for server in sorted({group.server for group in self.groups})]
+        norms = [self._answer_of(line, Norm) for line in owners]
+        norm = math.sqrt(sum(norm.square for norm in norms if isinstance(norm, Norm)))
+        for line in owners:
+            line.send(encode(Scale(number=self._number(), factor=self._factor(norm))))
+
+    def _factor(self, norm: float) -> float:
+        assert self._clip_norm is not None
+        return min(1.0, self._clip_norm / (norm + 1e-6))
+
+    def settle(self) -> None:
+        """Return when the servers have applied all that this worker has pushed."""
+        if self._unanswered:
+            with telemetry.timed("wait"):
+                for index in sorted(self._unanswered):
+                    while index in self._unanswered:
+                        self._hear(self._lines[self.groups[index].server])
+
+    # What is not a step
+
+    def leave(self) -> None:
+        """Nobody need wait for this worker until all workers have paused."""
+        self._ask(lambda: Leave(number=self._number()))
+        # What this worker still waited for, to go on, has been answered by now.
+        self._listen()
+        self._put_in_place()
+        self._steps = 0
+        self._floors = [0] * len(self.groups)
+
+    def pull(self) -> None:
+        """All parameters as the servers have them now."""
+        self._fetch("params", self.params)
+
+    def vector(self, name: str) -> Tensor:
+        """An optimizer state as the servers have it; in common memory where all servers are here."""
+        target = self._common(name) if self._common and self.in_place else torch.zeros_like(self.params)
+        self._fetch(name, target)
+        return target
+
+    def _fetch(self, name: str, target: Tensor) -> None:
+        for group in self.groups:
+            message = Pull(number=self._number(), group=group.index, vector=name)
+            self._lines[group.server].send(encode(message))
+        wanted = {group.index for group in self.groups}
+        while wanted:
+            said, vector = self._next(self._lines[self.groups[min(wanted)].server])
+            if isinstance(said, Values) and said.vector == name and said.group in wanted:
+                wanted.remove(said.group)
+                if name == "params":
+                    self._seen[said.group] = said.version
+                self._place(self.groups[said.group], name, target, vector)
+            else:
+                self._note(said, vector)
+
+    def put(self, name: str, source: Tensor) -> None:
+        """Give the servers a vector's values."""
+        if self._common is not None:
+            home = self._common(name)
+            if home.data_ptr() != source.data_ptr():
+                home.copy_(source)
+        for group in self.groups:
+            message = Put(number=self._number(), group=group.index, vector=name)
+            self._lines[group.server].send(encode(message), source[group.slice])
+        for group in self.groups:
+            self._answer_of(self._lines[group.server], Done)
+
+    def states(self) -> list[bytes]:
+        """What the optimizer knows besides vectors, from every server."""
+        found = self._ask(lambda: AskState(number=self._number()))
+        return [said.states for said in found if isinstance(said, State)]
+
+    def restore(self, states: bytes) -> None:
+        self._ask(lambda: GiveState(number=self._number(), states=states))
+
+    def reports(self) -> list[Report]:
+        return [
+            said for said in self._ask(lambda: AskReport(number=self._number())) if isinstance(said, Report)
+        ]
+
+    def close(self) -> None:
+        """Say goodbye; the servers end when all workers have."""
+        if self._closed:
+            return
+        self._closed = True
+        for line in self._lines:
+            line.send(encode(Bye(number=self._number())))
+            line.close()
+
+    # Talking
+
+    def _number(self) -> int:
+        return next(self._numbers)
+
+    def _ask(self, question: Callable[[], Request]) -> list[Answer]:
+        for line in self._lines:
+            line.send(encode(question()))
+        return [self._answer_of(line, (Done, State, Report)) for line in self._lines]
+
+    def _answer_of(self, line: Line, kind: type | tuple[type, ...]) -> Answer:
+        while True:
+            said, vector = self._next(line)
+            if isinstance(said, kind):
+                return said
+            self._note(said, vector)
+
+    def _hear(self, line: Line) -> None:
+        self._note(*self._next(line))
+
+    def _next(self, line: Line) -> tuple[Answer, Tensor | None]:
+        found = line.take(wait=True)
+        assert found is not None
+        return answer(found[0]), found[1]
+
+    def _listen(self) -> None:
+        """Take what has come without waiting."""
+        for line in self._lines:
+            while (found := line.take(wait=False)) is not None:
+                self._note(answer(found[0]), found[1])
+
+    def _note(self, said: Answer, vector: Tensor | None) -> None:
+        if isinstance(said, Values):
+            self._unanswered.discard(said.group)
+            self._arrived[said.group] = (said, vector)
+            self._floors[said.group] = max(self._floors[said.group], said.floor)
+        elif isinstance(said, Refusal):
+            raise UsageError(said.reason)

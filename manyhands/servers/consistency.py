@@ -1,0 +1,124 @@
+"""When a server applies a gradient and when a worker may read: rules alone, without sockets and tensors.
+
+sync    the gradients of all workers are added up, then one update: x ← x − η Σ g_i, one big batch
+async   each gradient is applied as it comes (Dean et al. 2012, Downpour)
+stale   as async, but nobody computes on parameters that lack a step which all should have made `bound` steps ago
+        (stale synchronous parallel: Ho et al. 2013; Petuum, Xing et al. 2015)
+
+`sync` is not `stale` with a bound of 0: that one also waits for everybody, but makes n small updates instead of one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What distinguishes the consistencies."""
+
+    gathers: bool = False
+    """Whether all workers' gradients of a step are added up before one update."""
+    bound: int | None = None
+    """How many steps a worker may be ahead of the slowest; None for any number."""
+
+
+SYNC = Rule(gathers=True, bound=0)
+ASYNC = Rule()
+
+
+def stale(bound: int) -> Rule:
+    return Rule(bound=bound)
+
+
+class OutOfTurn(Exception):
+    """A message that cannot follow those before it."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """An update to make now: the sum of these workers' gradients of one group, in this order."""
+
+    group: int
+    workers: tuple[int, ...]
+
+
+class Clocks:
+    """What one server knows of the workers: their steps, and which gradients wait for others.
+
+    Steps count from the last time that all workers had paused. A worker that is out of data leaves, and nobody waits
+    for it; once all have left, everyone is back, at step 0.
+
+    With `in_place`, workers compute on the very memory that an update changes: gathered gradients are then not due
+    before all workers have finished the step, since a backward pass may still read what the update would change.
+    """
+
+    def __init__(self, rule: Rule, workers: int, *, in_place: bool = False) -> None:
+        self._rule = rule
+        self._workers = workers
+        self._in_place = in_place
+        self._gathered: dict[int, set[int]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps = [0] * self._workers
+        self._pushed: list[set[int]] = [set() for _ in range(self._workers)]
+        self._left: set[int] = set()
+
+    @property
+    def floor(self) -> int:
+        """Steps that every worker which has not left has finished."""
+        return min(self._steps[worker] for worker in self._active())
+
+    def lead(self, worker: int) -> int:
+        """How many steps a worker is ahead of the slowest."""
+        return self._steps[worker] - self.floor
+
+    def push(self, worker: int, step: int, group: int) -> list[Due]:
+        """A worker's gradient of a group has come; returns the updates that are due now."""
+        if worker in self._left or step != self._steps[worker] or group in self._pushed[worker]:
+            raise OutOfTurn(
+                f"group {group} of step {step} from worker {worker}, which is at step {self._steps[worker]}"
+            )
+        self._pushed[worker].add(group)
+        if not self._rule.gathers:
+            return [Due(group, (worker,))]
+        self._gathered.setdefault(group, set()).add(worker)
+        return [] if self._in_place else list(self._complete())
+
+    def finish(self, worker: int, step: int) -> list[Due]:
+        """A worker has pushed all that it has in this step."""
+        if worker in self._left or step != self._steps[worker]:
+            raise OutOfTurn(
+                f"end of step {step} from worker {worker}, which is at step {self._steps[worker]}"
+            )
+        self._steps[worker] += 1
+        self._pushed[worker].clear()
+        return list(self._complete()) if self.floor > step else []
+
+    def leave(self, worker: int) -> list[Due]:
+        """A worker has nothing more to give until all pause; what waited only for it is due now."""
+        self._left.add(worker)
+        if len(self._left) < self._workers:
+            return list(self._complete()) if not self._in_place or self._is_round_over() else []
+        # With nobody left to wait for, what is gathered is all there will be.
+        due = [Due(group, tuple(sorted(workers))) for group, workers in sorted(self._gathered.items())]
+        self._gathered.clear()
+        self._begin()
+        return due
+
+    def may_read(self, step: int) -> bool:
+        """Whether parameters to which a push was applied are fresh enough to compute with after `step` steps."""
+        # What was gathered from all is the same for all.
+        return self._rule.gathers or self._rule.bound is None or self.floor >= step - self._rule.bound
+
+    def _active(self) -> Iterator[int]:
+        return (worker for worker in range(self._workers) if worker not in self._left)
+
+    def _is_round_over(self) -> bool:
+        return not any(self._pushed[worker] for worker in self._active())
+
+    def _complete(self) -> Iterator[Due]:
+        """Groups for which everyone has pushed."""
+        active = set(self._active())
+        for group in [group for group, workers in self._gathered.items() if workers >= active]:
+            yield Due(group, tuple(sorted(self._gathered.pop(group))))

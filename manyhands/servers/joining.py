@@ -1,0 +1,149 @@
+"""How workers and servers find each other, and the two ends that come of it: `connect` and `serve`.
+
+On one host they meet in its memory. Between hosts a server publishes its address and its public key at the run's
+meeting place, and each worker its public key; secret keys stay where they were made.
+"""
+
+import json
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from manyhands.cluster.hosts import Neighbourhood, address_towards
+from manyhands.cluster.seat import Seat
+from manyhands.cluster.world import Station
+from manyhands.comm.transports.arena import Arena, require_memory
+from manyhands.errors import UsageError
+from manyhands.replica.parameters import sparse_ids, trained
+from manyhands.replica.updates import Updates
+from manyhands.servers.client import Line, Servers
+from manyhands.servers.consistency import Clocks, Rule
+from manyhands.servers.near import NearLine, NearPort
+from manyhands.servers.ownership import GROUP_BYTES
+from manyhands.servers.scheme import Scheme, describe
+from manyhands.servers.server import Port, Server
+from manyhands.servers.shard import Shard
+
+
+def connect(
+    seat: Seat,
+    neighbours: Neighbourhood,
+    arena: Arena,
+    scheme: Scheme,
+    rule: Rule,
+    clip_norm: float | None = None,
+) -> Servers:
+    """A worker's end; every server must be starting as well."""
+    ranks = neighbours.beside(seat.rank)
+    near = [server for server in range(seat.servers) if seat.workers + server in ranks]
+    memory = scheme.memory(arena, seat.workers) if near else None
+    lines: list[Line] = []
+    if len(near) < seat.servers:
+        from manyhands.servers.wire import WireLine, make_keys  # a run on one host does without ZeroMQ
+
+        keys = make_keys()
+        neighbours.store.set(f"worker-key/{seat.rank}", keys[0].decode())
+    for server in range(seat.servers):
+        if memory is not None and server in near:
+            lines.append(NearLine(memory, server))
+        else:
+            endpoint, key = json.loads(neighbours.store.get(f"server/{server}"))
+            lines.append(WireLine(server, endpoint, key.encode(), keys))
+    in_place = len(near) == seat.servers
+    length, dtype = scheme.layout.length, scheme.dtype
+    return Servers(
+        seat.rank,
+        lines,
+        scheme.groups,
+        rule,
+        params=memory.params if memory and in_place else torch.zeros(length, dtype=dtype),
+        grads=memory.grads(seat.rank) if memory else torch.zeros(length, dtype=dtype),
+        common=memory.vector if memory else None,
+        versions=memory.versions(len(scheme.groups)) if memory else None,
+        in_place=in_place,
+        clip_norm=clip_norm,
+        digest=scheme.digest,
+    )
+
+
+def serve(
+    station: Station,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: Rule,
+    *,
+    clip_norm: float | None = None,
+    group_bytes: int = GROUP_BYTES,
+) -> None:
+    """Be a server of the run, until all workers have said goodbye."""
+    server = _server(station, model, optimizer, rule, clip_norm, group_bytes)
+    try:
+        server.run()
+    finally:
+        server.close()
+
+
+def _server(
+    station: Station,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: Rule,
+    clip_norm: float | None,
+    group_bytes: int,
+) -> Server:
+    seat, neighbours = station.seat, station.neighbours
+    index = seat.server
+    assert index is not None
+    scheme = describe(model, optimizer, seat.servers, group_bytes)
+    ranks = neighbours.beside(seat.rank)
+    near = {rank for rank in ranks if rank < seat.workers}
+    length = scheme.layout.length
+    if seat.rank == next(rank for rank in ranks if rank >= seat.workers):
+        vectors = 1 + len(near) + len(scheme.states)
+        require_memory(
+            vectors * length * scheme.dtype.itemsize, "parameters, optimizer state and the workers' gradients"
+        )
+    memory = scheme.memory(station.arena, seat.workers)
+    params = memory.params
+    _, trained_params = trained(model, optimizer)
+    if params.device != trained_params[0].device:
+        raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
+    sparse = sparse_ids(model)
+    trained_params.reverse()  # flat order is last parameter first
+    updates = Updates(
+        optimizer,
+        scheme.layout,
+        params,
+        None,
+        allocate=memory.state,
+        sparse=[place for place, param in enumerate(trained_params) if id(param) in sparse],
+    )
+    own = [span for group in scheme.groups if group.server == index for span in group.spans]
+    updates.take_over(own, trained_params)
+    shard = Shard(
+        index,
+        scheme.groups,
+        scheme.layout.places,
+        optimizer,
+        updates,
+        params,
+        Clocks(rule, seat.workers, in_place=bool(near)),
+        versions=memory.versions(len(scheme.groups)),
+        near_grads=memory.grads,
+        awaits_scale=clip_norm is not None and rule.gathers,
+    )
+    ports: list[Port] = [NearPort(memory, index)] if near else []
+    far = [rank for rank in range(seat.workers) if rank not in near]
+    if far:
+        from manyhands.servers.wire import WirePort, make_keys
+
+        keys = make_keys()
+        towards = seat.store.rpartition(":")[0] if seat.store else "127.0.0.1"
+        port = WirePort(address_towards(towards), keys)
+        neighbours.store.set(f"server/{index}", json.dumps([port.endpoint, keys[0].decode()]))
+        port.allow({neighbours.store.get(f"worker-key/{rank}"): rank for rank in far})
+        ports.append(port)
+    for param in model.parameters():
+        param.data = torch.empty(0)  # its values come from worker 0, and live in the flat vector
+    return Server(shard, ports, near=near, workers=seat.workers, digest=scheme.digest)

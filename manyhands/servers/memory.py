@@ -1,0 +1,95 @@
+"""What workers and servers of one host have in common: parameters, gradients and optimizer state, each once.
+
+Servers and workers are different programs and cannot ask for memory in the same order. They need not: where everything
+lies is a pure function of sizes that both know, far up in the host's anonymous memory. The memory is sparse, so what
+nobody on this host writes (gradients of workers elsewhere, states of spans that other servers own) takes none.
+"""
+
+import os
+import secrets
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from manyhands.comm.transports.arena import Arena
+
+_BASE = 1 << 40  # what workers hand out among themselves grows from 0 and does not come near
+_ALIGN = 2 << 20  # a huge page
+_SECRET_BYTES = 16
+
+
+class Memory:
+    """The common vectors; each is mapped when first asked for."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        length: int,
+        dtype: torch.dtype,
+        groups: int,
+        workers: int,
+        states: Sequence[str],
+    ) -> None:
+        self._arena = arena
+        self._dtype = dtype
+        self._length = length
+        self._offsets: dict[str, int] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._next = _BASE
+        self._place("secrets", os.sysconf("SC_PAGESIZE"))
+        self._place("versions", groups * 8)
+        names = ["params", *(f"grads/{worker}" for worker in range(workers)), *(f"state/{n}" for n in states)]
+        for name in names:
+            self._place(name, length * dtype.itemsize)
+
+    def _place(self, name: str, size_bytes: int) -> None:
+        self._offsets[name] = self._next
+        self._next += -(-max(size_bytes, 1) // _ALIGN) * _ALIGN
+
+    @property
+    def params(self) -> Tensor:
+        return self._vector("params", self._length, self._dtype)
+
+    def grads(self, worker: int) -> Tensor:
+        """A worker's gradients, which the servers read."""
+        return self._vector(f"grads/{worker}", self._length, self._dtype)
+
+    def state(self, name: str) -> Tensor:
+        """An optimizer state with one element per parameter."""
+        return self._vector(f"state/{name}", self._length, self._dtype)
+
+    def vector(self, name: str) -> Tensor:
+        """A vector as messages name it: the parameters or a state."""
+        return self.params if name == "params" else self.state(name)
+
+    def versions(self, groups: int) -> Tensor:
+        """How many updates each group has had; its owner writes."""
+        return self._vector("versions", groups, torch.int64)
+
+    def make_secret(self, server: int) -> bytes:
+        """A secret that only those who share this memory can know."""
+        made = secrets.token_bytes(_SECRET_BYTES)
+        os.pwrite(self._arena.fd, made, self._offsets["secrets"] + server * _SECRET_BYTES)
+        return made
+
+    def secret(self, server: int) -> bytes:
+        return os.pread(self._arena.fd, _SECRET_BYTES, self._offsets["secrets"] + server * _SECRET_BYTES)
+
+    def name(self) -> str:
+        """The same for all who share this memory, and for nobody else on this machine."""
+        found = os.fstat(self._arena.fd)
+        return f"{found.st_dev:x}-{found.st_ino:x}"
+
+    def _vector(self, name: str, length: int, dtype: torch.dtype) -> Tensor:
+        made = self._tensors.get(name)
+        if made is None:
+            region = self._arena.at(self._offsets[name], length * dtype.itemsize)
+            made = self._tensors[name] = torch.frombuffer(region, dtype=dtype, count=length)
+        return made
+
+    def give_back(self) -> None:
+        """Return the memory to the kernel, once nobody needs it."""
+        self._tensors.clear()
+        self._arena.give_back(_BASE, self._next)

@@ -1,0 +1,158 @@
+"""What workers and servers say to each other: a small header, and beside it, where it travels, one vector.
+
+The header is MessagePack of one of these structures; anything else is not a message. Vectors are raw bytes whose number
+both sides know beforehand. On one host they lie in common memory and only the header travels.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """Everything a worker says has a number, which only grows: what comes twice is dropped."""
+
+    number: int
+
+
+class Hello(Said, frozen=True):
+    """The first thing a worker says: who it is, and what it means by the flat vector."""
+
+    worker: int
+    digest: int  # of the layout; servers refuse a worker that has another model
+    secret: bytes = b""  # on the servers' own host: what only those who share its memory can know
+
+
+class Push(Said, frozen=True):
+    """A gradient of one group, to be answered with `Values` once applied and fresh enough to go on with."""
+
+    group: int
+    step: int
+    seen: int  # the group's version on which the gradient was computed
+    empty: bool = False  # nothing to add: this worker has no samples in this step
+    missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
+    settings: tuple[float, ...] | None = None  # the optimizer's numbers, where a scheduler has changed them
+
+
+class Finish(Said, frozen=True):
+    """All gradients of a step are pushed."""
+
+    step: int
+
+
+class Scale(Said, frozen=True):
+    """By what all gathered gradients are to be multiplied: from worker 0, when it has heard all norms."""
+
+    factor: float
+
+
+class Leave(Said, frozen=True):
+    """Out of data: nobody need wait for this worker until all have left."""
+
+
+class Pull(Said, frozen=True):
+    """A group of a vector as it is now: of the parameters, or of an optimizer state."""
+
+    group: int
+    vector: str = "params"
+
+
+class Put(Said, frozen=True):
+    """The value of a group of a vector: at the start, and after a checkpoint was read."""
+
+    group: int
+    vector: str = "params"
+
+
+class AskState(Said, frozen=True):
+    """What the optimizer knows besides vectors, of the groups that this server owns."""
+
+
+class GiveState(Said, frozen=True):
+    """The same, from a checkpoint; the vectors have been put before."""
+
+    states: bytes
+
+
+class AskReport(Said, frozen=True):
+    """What the server has counted."""
+
+
+class Bye(Said, frozen=True):
+    """The worker is done; a server ends when all are."""
+
+
+class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """A group's parameters after a push, or what a pull asked for."""
+
+    group: int
+    version: int  # updates that this group has had
+    floor: int  # steps that all workers have finished
+    vector: str = "params"
+
+
+class Norm(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """The gathered gradients of this server's groups, summed up: the square of their norm."""
+
+    square: float
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """The message with this number has been dealt with."""
+
+    number: int
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    states: bytes
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """What happened on a server: updates, how stale their gradients were, and what was not a message."""
+
+    updates: int
+    staleness: dict[int, int]  # updates by others between reading and applying → how often
+    leads: dict[int, int]  # steps ahead of the slowest worker → how often
+    dropped: int
+    bytes_sent: int
+    bytes_received: int
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """Why the server cannot go on with this worker."""
+
+    reason: str
+
+
+# From a worker, and from a server.
+Request = Hello | Push | Finish | Scale | Leave | Pull | Put | AskState | GiveState | AskReport | Bye
+Answer = Values | Norm | Done | State | Report | Refusal
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
+_answers: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
+
+
+class NotAMessage(Exception):
+    """Bytes that no worker or server of ours would send."""
+
+
+def encode(message: Request | Answer) -> bytes:
+    return _encoder.encode(message)
+
+
+def request(content: bytes) -> Request:
+    said: Request = _decode(_requests, content)
+    return said
+
+
+def answer(content: bytes) -> Answer:
+    said: Answer = _decode(_answers, content)
+    return said
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Any]", content: Any) -> Any:
+    try:
+        return decoder.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotAMessage(str(error)) from None

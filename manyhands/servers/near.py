@@ -1,0 +1,190 @@
+"""Messages between the processes of one host: a socket in the kernel, for headers alone.
+
+Vectors lie in common memory. The socket has an abstract name, so nothing stays on disk; it takes connections of the
+same user only, and a message only after the secret that is written in the common memory. Messages arrive whole
+(SOCK_SEQPACKET), so a stranger can send nonsense but no half of anything; a peer that dies is heard at once.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from manyhands import telemetry
+from manyhands.errors import PeerLost, UsageError
+from manyhands.servers.memory import Memory
+from manyhands.servers.messages import Hello, NotAMessage, request
+
+Said = tuple[int, bytes, None]  # the worker, the header; the vector is in common memory
+
+_PART_BYTES = 1 << 16
+_MORE, _LAST = b"\x01", b"\x00"  # a header that is longer comes in parts
+_CONNECT_S = 300.0
+
+
+def _address(memory: Memory, server: int) -> str:
+    return f"\0manyhands/{memory.name()}/{server}"
+
+
+def _same_user(link: socket.socket) -> bool:
+    _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return user in (0, os.geteuid())
+
+
+def _send(link: socket.socket, content: bytes) -> None:
+    for start in range(0, len(content), _PART_BYTES):
+        last = start + _PART_BYTES >= len(content)
+        link.send((_LAST if last else _MORE) + content[start : start + _PART_BYTES])
+
+
+class _Inbox:
+    """Whole headers out of one connection."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self._parts: list[bytes] = []
+
+    def take(self, *, wait: bool) -> bytes | None:
+        """The next header; None if there is none yet. Raises EOFError when the other side is gone."""
+        while True:
+            try:
+                part = self.link.recv(1 + _PART_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionError:
+                raise EOFError from None
+            if not part:
+                raise EOFError
+            self._parts.append(part[1:])
+            if part[:1] == _LAST:
+                whole, self._parts = b"".join(self._parts), []
+                return whole
+
+
+class NearPort:
+    """A server's side: one connection for each worker of its host."""
+
+    def __init__(self, memory: Memory, server: int) -> None:
+        self._secret = memory.make_secret(server)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(_address(memory, server))
+        self._listener.listen(256)
+        self._listener.setblocking(False)
+        self._strangers: list[_Inbox] = []
+        self._workers: dict[int, _Inbox] = {}
+
+    def fds(self) -> Iterator[int]:
+        yield self._listener.fileno()
+        for inbox in (*self._strangers, *self._workers.values()):
+            yield inbox.link.fileno()
+
+    def take(self) -> Iterator[Said]:
+        """At most one message from each worker, so that none waits for another's many."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                link, _ = self._listener.accept()
+                self._welcome(link)
+        for inbox in list(self._strangers):
+            yield from self._introduced(inbox)
+        for worker, inbox in list(self._workers.items()):
+            try:
+                content = inbox.take(wait=False)
+            except EOFError:
+                inbox.link.close()
+                del self._workers[worker]
+                raise PeerLost(f"worker {worker} is gone without a word") from None
+            if content is not None:
+                yield worker, content, None
+
+    def _welcome(self, link: socket.socket) -> None:
+        if _same_user(link):
+            self._strangers.append(_Inbox(link))
+        else:
+            telemetry.count("strangers", 1)
+            link.close()
+
+    def _introduced(self, inbox: _Inbox) -> Iterator[Said]:
+        """A connection becomes a worker's by the secret in its first message; until then it is nobody's."""
+        try:
+            content = inbox.take(wait=False)
+            if content is None:
+                return
+            said = request(content)
+            if not isinstance(said, Hello) or said.secret != self._secret or said.worker in self._workers:
+                raise NotAMessage("the wrong secret")
+        except (EOFError, NotAMessage):
+            telemetry.count("strangers", 1)
+            self._strangers.remove(inbox)
+            inbox.link.close()
+            return
+        self._strangers.remove(inbox)
+        self._workers[said.worker] = inbox
+        yield said.worker, content, None
+
+    def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionError):  # noticed when we next listen to it
+            _send(self._workers[worker].link, content)
+
+    def forget(self, worker: int) -> None:
+        """A worker that has said goodbye."""
+        inbox = self._workers.pop(worker, None)
+        if inbox:
+            inbox.link.close()
+
+    def close(self) -> None:
+        for inbox in (*self._strangers, *self._workers.values()):
+            inbox.link.close()
+        self._listener.close()
+
+
+class NearLine:
+    """A worker's side of the connection with a server of its host."""
+
+    def __init__(self, memory: Memory, server: int) -> None:
+        self.server = server
+        self._link = _connected(_address(memory, server), server)
+        self.secret = memory.secret(server)
+        self._inbox = _Inbox(self._link)
+
+    def send(self, content: bytes, vector: Tensor | None = None) -> None:
+        try:
+            _send(self._link, content)
+        except (BrokenPipeError, ConnectionError):
+            raise self._lost() from None
+
+    def take(self, *, wait: bool) -> tuple[bytes, None] | None:
+        """The next answer; without `wait`, None if there is none yet."""
+        try:
+            content = self._inbox.take(wait=wait)
+        except EOFError:
+            raise self._lost() from None
+        return None if content is None else (content, None)
+
+    def _lost(self) -> PeerLost:
+        return PeerLost(f"server {self.server} is gone")
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _connected(address: str, server: int) -> socket.socket:
+    """The server may still be starting: try until it listens."""
+    deadline = time.monotonic() + _CONNECT_S
+    while True:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            link.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            link.close()
+            if time.monotonic() > deadline:
+                raise PeerLost(f"server {server} did not come within {_CONNECT_S:.0f} s") from None
+            time.sleep(0.01)
+            continue
+        if not _same_user(link):
+            link.close()
+            raise UsageError(f"another user of this machine listens in place of server {server}")
+        return link

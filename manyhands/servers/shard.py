@@ -1,0 +1,261 @@
+"""The groups that one server owns: their values, the optimizer that changes them, and who is told when.
+
+No sockets here: messages go in, answers come out, each with the vector that belongs to it.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from manyhands import telemetry
+from manyhands.replica.layout import Place, Span
+from manyhands.replica.updates import Updates, hyper_parameters, set_hyper_parameters
+from manyhands.servers import states
+from manyhands.servers.consistency import Clocks, Due, OutOfTurn
+from manyhands.servers.messages import (
+    Answer,
+    AskReport,
+    AskState,
+    Done,
+    Finish,
+    GiveState,
+    Leave,
+    Norm,
+    Pull,
+    Push,
+    Put,
+    Report,
+    Request,
+    Scale,
+    State,
+    Values,
+)
+from manyhands.servers.ownership import Group
+
+Reply = tuple[int, Answer, Tensor | None]  # the worker, the answer, and the vector that goes with it
+
+_REMEMBERED = 4096  # updates of a group whose authors are known
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """A push that waits to be applied; the group begins at `at` in `vector`."""
+
+    push: Push
+    vector: Tensor | None
+    at: int
+
+
+class _Update:
+    """An update of a group: the gradients of some workers, of which some may be empty."""
+
+    def __init__(self, group: Group, workers: tuple[int, ...], gradients: Sequence[_Gradient]) -> None:
+        self.group = group
+        self.workers = workers
+        self.gradients = gradients
+        full = [gradient for gradient in gradients if gradient.vector is not None]
+        # A parameter that got no gradient from anyone is not updated.
+        missing = [frozenset(gradient.push.missing) for gradient in full]
+        self.skipped: frozenset[int] = frozenset.intersection(*missing) if missing else frozenset()
+        self.given = [g.vector[group.start - g.at : group.stop - g.at] for g in full if g.vector is not None]
+
+    def parts(self, span: Span) -> list[Tensor]:
+        inside = slice(span.start - self.group.start, span.stop - self.group.start)
+        return [vector[inside] for vector in self.given]
+
+
+class Shard:
+    """Applies what workers push, in the order that the rules give, and answers."""
+
+    def __init__(
+        self,
+        server: int,
+        groups: Sequence[Group],
+        places: Sequence[Place],
+        optimizer: Optimizer,
+        updates: Updates,
+        params: Tensor,
+        clocks: Clocks,
+        *,
+        versions: Tensor,
+        near_grads: Callable[[int], Tensor],
+        awaits_scale: bool = False,
+    ) -> None:
+        self._groups = {group.index: group for group in groups if group.server == server}
+        self._places = places
+        self._optimizer = optimizer
+        self._updates = updates
+        self._vectors: Mapping[str, Tensor] = {"params": params, **updates.vectors}
+        self._clocks = clocks
+        self._versions = versions.numpy()
+        self._near_grads = near_grads
+        self._gradients: dict[tuple[int, int], _Gradient] = {}  # by worker and group
+        self._awaits_scale = awaits_scale  # gathered gradients are limited by the norm over all servers
+        self._held: list[_Update] = []
+        self._unanswered: list[tuple[int, int, int]] = []  # worker, group, the steps it will have made
+        self._authors: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        longest = max((span.stop - span.start for g in self._groups.values() for span in g.spans), default=0)
+        self._sum = torch.empty(longest, dtype=params.dtype)
+        self._staleness: Counter[int] = Counter()
+        self._leads: Counter[int] = Counter()
+        self._count = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._sum.dtype
+
+    def expects(self, message: Request) -> int | None:
+        """How many bytes must come with a message that travels over the network; None: it is not for us."""
+        if isinstance(message, (Push, Put, Pull)):
+            group = self._groups.get(message.group)
+            if group is None or getattr(message, "vector", "params") not in self._vectors:
+                return None
+            if isinstance(message, Pull) or getattr(message, "empty", False):
+                return 0
+            return group.length * self.dtype.itemsize
+        return 0
+
+    def handle(self, worker: int, message: Request, payload: Tensor | None) -> Iterator[Reply]:
+        """Deal with a message; `payload` is its vector, None where that lies in common memory."""
+        if isinstance(message, Push):
+            yield from self._push(worker, message, payload)
+        elif isinstance(message, Finish):
+            yield from self._apply_all(self._clocks.finish(worker, message.step))
+        elif isinstance(message, Scale):
+            yield from self._scale(message.factor)
+        elif isinstance(message, Leave):
+            yield from self._apply_all(self._clocks.leave(worker))
+            yield from self._answer_all(worker)
+            yield worker, Done(number=message.number), None
+        elif isinstance(message, Pull):
+            yield self._values(worker, self._groups[message.group], message.vector)
+        elif isinstance(message, Put):
+            if payload is not None:
+                self._vectors[message.vector][self._groups[message.group].slice] = payload
+            yield worker, Done(number=message.number), None
+        elif isinstance(message, AskState):
+            yield worker, State(states=states.pack(self._updates.export())), None
+        elif isinstance(message, GiveState):
+            spans = [span for group in self._groups.values() for span in group.spans]
+            self._updates.restore(spans, states.unpack(message.states))
+            yield worker, Done(number=message.number), None
+        elif isinstance(message, AskReport):
+            yield worker, self.report(), None
+
+    def _push(self, worker: int, push: Push, payload: Tensor | None) -> Iterator[Reply]:
+        version = int(self._versions[push.group])
+        if not 0 <= push.seen <= version:
+            raise OutOfTurn(f"worker {worker} saw version {push.seen} of {version} of group {push.group}")
+        if push.settings and len(push.settings) != len(hyper_parameters(self._optimizer)):
+            raise OutOfTurn(f"worker {worker} has {len(push.settings)} settings")
+        group = self._groups[push.group]
+        due = self._clocks.push(worker, push.step, push.group)
+        if push.settings:
+            set_hyper_parameters(self._optimizer, push.settings)
+        near = payload is None and not push.empty
+        vector, at = (self._near_grads(worker), 0) if near else (payload, group.start)
+        self._gradients[worker, push.group] = _Gradient(push, None if push.empty else vector, at)
+        yield from self._apply_all(due)
+
+    def _apply_all(self, due: Sequence[Due]) -> Iterator[Reply]:
+        for one in due:
+            gradients = [self._gradients.pop((worker, one.group)) for worker in one.workers]
+            update = _Update(self._groups[one.group], one.workers, gradients)
+            if self._awaits_scale:
+                self._held.append(update)
+            else:
+                self._apply(update)
+        if due and self._awaits_scale and len(self._held) == len(self._groups):
+            yield 0, Norm(square=sum(self._square(update) for update in self._held)), None
+        yield from self._answer()
+
+    def _scale(self, factor: float) -> Iterator[Reply]:
+        """The norm over all servers is known: now the gathered gradients can be applied."""
+        for update in self._held:
+            for vector in update.given:
+                vector.mul_(factor)
+            self._apply(update)
+        self._held.clear()
+        yield from self._answer()
+
+    def _square(self, update: "_Update") -> float:
+        """The square of the norm of the sum of an update's gradients, without those of parameters that got none."""
+        square = 0.0
+        for span in update.group.spans if update.given else ():
+            total = self._added(update.parts(span))
+            for index in set(span.places) - update.skipped:
+                place = self._places[index]
+                start, stop = max(place.start, span.start), min(place.stop, span.stop)
+                square += float(torch.linalg.vector_norm(total[start - span.start : stop - span.start])) ** 2
+        return square
+
+    def _answer(self) -> Iterator[Reply]:
+        """Tell those who wait for parameters that are fresh enough by now."""
+        still = []
+        for worker, group, step in self._unanswered:
+            if self._clocks.may_read(step):
+                yield self._values(worker, self._groups[group], "params")
+            else:
+                still.append((worker, group, step))
+        self._unanswered = still
+
+    def _answer_all(self, worker: int) -> Iterator[Reply]:
+        """A worker that has left does not go on with what it reads, so it need not be fresh."""
+        for other, group, _ in self._unanswered:
+            if other == worker:
+                yield self._values(worker, self._groups[group], "params")
+        self._unanswered = [entry for entry in self._unanswered if entry[0] != worker]
+
+    def _apply(self, update: "_Update") -> None:
+        """One update of a group by the sum of its gradients."""
+        if update.given:
+            with telemetry.timed("update"):
+                for span in update.group.spans:
+                    self._updates.apply(span, update.skipped, gradient=self._added(update.parts(span)))
+            self._note(update)
+        for worker, gradient in zip(update.workers, update.gradients, strict=True):
+            self._unanswered.append((worker, update.group.index, gradient.push.step + 1))
+
+    def _added(self, parts: list[Tensor]) -> Tensor:
+        """The sum in the order of the workers, made where it fits a cache."""
+        if len(parts) == 1:
+            return parts[0]
+        total = torch.add(parts[0], parts[1], out=self._sum[: len(parts[0])])
+        for part in parts[2:]:
+            total.add_(part)
+        return total
+
+    def _note(self, update: "_Update") -> None:
+        """Count the update, and how stale the gradients were on which it rests."""
+        group, workers = update.group, update.workers
+        version = int(self._versions[group.index])
+        authors = self._authors[group.index]
+        for worker, gradient in zip(workers, update.gradients, strict=True):
+            since = min(version - gradient.push.seen, len(authors))
+            others = sum(authors[-1 - back] != worker for back in range(since))
+            self._staleness[others] += 1
+            self._leads[self._clocks.lead(worker)] += 1
+        if len(workers) == 1:
+            authors.append(workers[0])
+        self._versions[group.index] = version + 1
+        self._count += 1
+
+    def _values(self, worker: int, group: Group, vector: str) -> Reply:
+        version = int(self._versions[group.index])
+        values = Values(group=group.index, version=version, floor=self._clocks.floor, vector=vector)
+        return worker, values, self._vectors[vector][group.slice]
+
+    def report(self) -> Report:
+        totals = telemetry.totals()
+        return Report(
+            updates=self._count,
+            staleness=dict(self._staleness),
+            leads=dict(self._leads),
+            dropped=int(totals.get("frames_dropped", 0)),
+            bytes_sent=int(totals.get("bytes_sent", 0)),
+            bytes_received=int(totals.get("bytes_received", 0)),
+        )

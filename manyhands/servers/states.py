@@ -1,0 +1,40 @@
+"""What an optimizer knows besides vectors (numbers, odd-shaped tensors), as bytes without pickle."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from safetensors.torch import load, save
+from torch import Tensor
+
+from manyhands.servers.messages import NotAMessage
+
+States = dict[str, dict[str, Any]]  # by parameter and name: None for what a vector holds
+
+
+def pack(known: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """By parameter and name, as `Updates.export` gives it."""
+    numbers: States = {}
+    tensors: dict[str, Tensor] = {}
+    for param, values in known.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
+                value = "tensor"
+            numbers.setdefault(param, {})[name] = value
+    return msgspec.msgpack.encode([numbers, save(tensors) if tensors else b""])
+
+
+def unpack(content: bytes) -> States:
+    try:
+        numbers, blob = msgspec.msgpack.decode(content, type=tuple[dict[str, dict[str, Any]], bytes])
+        tensors = load(blob) if blob else {}
+        return {
+            param: {
+                name: tensors[f"{param}/{name}"] if value == "tensor" else value
+                for name, value in values.items()
+            }
+            for param, values in numbers.items()
+        }
+    except (msgspec.DecodeError, KeyError, ValueError, OSError) as error:
+        raise NotAMessage(f"states: {error}") from None

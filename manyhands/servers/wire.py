@@ -1,0 +1,214 @@
+"""Messages between hosts: ZeroMQ with CURVE keys made for the run.
+
+A server answers only to the workers whose public keys it was told, and everything is encrypted and authenticated by
+those keys: whoever else connects gets no further than the handshake. Vectors are sent from where they lie and used
+where they arrived, without a copy of ours.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import zmq
+from torch import Tensor
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from manyhands import telemetry
+from manyhands.errors import PeerLost
+
+_LARGEST_BYTES = 1 << 30
+_HANDSHAKE_MS = 10_000  # how long a connection may take to prove who it is
+_LINGER_MS = 2_000  # how long the last words may take to leave
+_PATIENCE_MS = 200
+_CONNECT_S = 300.0
+
+Said = tuple[int, bytes, Tensor | None]  # the worker, the header, and the vector as bytes
+
+make_keys = zmq.curve_keypair
+"""A public and a secret key; the secret one never leaves its process."""
+
+
+def _frames(content: bytes, vector: Tensor | None) -> list[Any]:
+    """What ZeroMQ sends: the header, and the vector's memory as it is."""
+    frames = [content] if vector is None else [content, vector.view(torch.uint8).numpy()]
+    telemetry.count("bytes_sent", sum(len(frame) for frame in frames))
+    return frames
+
+
+def _tensor_of(frame: zmq.Frame) -> Tensor:
+    if not len(frame):
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(frame.buffer, dtype=torch.uint8)
+
+
+class WirePort:
+    """A server's side: one socket for all workers of other hosts."""
+
+    def __init__(self, address: str, keys: tuple[bytes, bytes]) -> None:
+        self._context = zmq.Context()
+        self._allowed: Mapping[bytes, int] = {}
+        self._door = self._context.socket(zmq.REP)  # where ZeroMQ asks whether a key may come in
+        self._door.bind("inproc://zeromq.zap.01")
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, _LINGER_MS),
+            (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0),  # at most one push of each group is under way, so nothing piles up
+            (zmq.MAXMSGSIZE, _LARGEST_BYTES),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.IPV6, ":" in address),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.curve_server = True
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys
+        self._socket.zap_domain = b"manyhands"
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        place = f"[{address}]" if ":" in address else address
+        self._socket.bind(f"tcp://{place}:*")
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._identities: dict[int, bytes] = {}
+
+    def allow(self, keys: Mapping[bytes, int]) -> None:
+        """From now on these public keys may connect, each as the worker of this number."""
+        self._allowed = keys
+
+    def fds(self) -> Iterator[int]:
+        for part in (self._socket, self._door, self._monitor):
+            yield int(part.getsockopt(zmq.FD))
+
+    def take(self) -> Iterator[Said]:
+        """What has come; every socket is emptied, since its descriptor tells of news only once."""
+        self._open_door()
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            try:
+                worker = int(frames[-1].get("User-Id"))
+            except (zmq.ZMQError, ValueError):
+                worker = -1
+            if worker < 0 or len(frames) not in (2, 3):
+                telemetry.count("frames_dropped", 1)
+                continue
+            telemetry.count("bytes_received", sum(len(frame) for frame in frames[1:]))
+            self._identities[worker] = frames[0].bytes
+            yield worker, frames[1].bytes, _tensor_of(frames[2]) if len(frames) == 3 else None
+        self._look_after_the_workers()
+
+    def _open_door(self) -> None:
+        """ZeroMQ's authentication protocol: a known key is let in under its worker's number."""
+        while True:
+            try:
+                asked = self._door.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            version, number, _domain, _address, _identity, mechanism, *credentials = asked
+            known = mechanism == b"CURVE" and len(credentials) == 1
+            worker = self._allowed.get(z85.encode(credentials[0])) if known else None
+            if worker is None:
+                telemetry.count("strangers", 1)
+                self._door.send_multipart([version, number, b"400", b"no", b"", b""])
+            else:
+                self._door.send_multipart([version, number, b"200", b"OK", str(worker).encode(), b""])
+
+    def _look_after_the_workers(self) -> None:
+        """After a connection was closed, see whose it was: the socket itself says only that there was one."""
+        closed = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                closed = True
+        for worker in list(self._identities) if closed else []:
+            self._send(worker, [b""])
+
+    def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
+        self._send(worker, _frames(content, vector))
+
+    def _send(self, worker: int, parts: list[Any]) -> None:
+        try:
+            self._socket.send_multipart([self._identities[worker], *parts], copy=False)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            raise PeerLost(f"the connection with worker {worker} is gone") from None
+
+    def forget(self, worker: int) -> None:
+        """A worker that has said goodbye may close its connection."""
+        self._identities.pop(worker, None)
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        for part in (self._monitor, self._door, self._socket):
+            part.close()
+        self._context.term()
+
+
+class WireLine:
+    """A worker's side of the connection with a server of another host."""
+
+    secret = b""
+
+    def __init__(self, server: int, endpoint: str, key: bytes, keys: tuple[bytes, bytes]) -> None:
+        self.server = server
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.LINGER, _LINGER_MS),
+            (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0),
+            (zmq.MAXMSGSIZE, _LARGEST_BYTES),
+            (zmq.IPV6, "[" in endpoint),
+        ):
+            self._socket.setsockopt(option, value)
+        self._socket.curve_serverkey = key
+        self._socket.curve_publickey, self._socket.curve_secretkey = keys
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
+        self._socket.connect(endpoint)
+        self._deadline = time.monotonic() + _CONNECT_S
+        self._connected = False
+
+    def send(self, content: bytes, vector: Tensor | None = None) -> None:
+        """The vector may not change until the server has answered."""
+        self._socket.send_multipart(_frames(content, vector), copy=False)
+
+    def take(self, *, wait: bool) -> tuple[bytes, Tensor | None] | None:
+        """The next answer and its vector; without `wait`, None if there is none yet."""
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                if not wait:
+                    return None
+                self._sleep()
+                continue
+            telemetry.count("bytes_received", sum(len(frame) for frame in frames))
+            if len(frames[0]):  # else the server only wanted to know whether we are here
+                return frames[0].bytes, _tensor_of(frames[1]) if len(frames) == 2 else None
+
+    def _sleep(self) -> None:
+        """Until there is news; a connection that was closed does not come back."""
+        ready = self._socket.poll(_PATIENCE_MS)
+        if ready:
+            return
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self._connected = True
+                elif self._connected:
+                    raise PeerLost(f"the connection with server {self.server} is gone")
+        if not self._connected and time.monotonic() > self._deadline:
+            raise PeerLost(f"server {self.server} did not answer within {_CONNECT_S:.0f} s")
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+        self._context.term()
