@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -32,6 +33,16 @@ def ddp(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
     return dist.get_rank(), _loop(replica, optimizer)
 
 
+def rpc(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
+    import rpc_peer
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == size - 1:
+        rpc_peer.serve(model, optimizer, rank, size)
+        sys.exit()
+    return rank, rpc_peer.join(model, loss, rank, size)
+
+
 def plain(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
     return int(os.environ["RANK"]), _loop(model, optimizer)
 
@@ -49,7 +60,7 @@ def _loop(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-CONTENDERS = {"ours": ours, "ddp": ddp, "plain": plain}
+CONTENDERS = {"ours": ours, "ddp": ddp, "rpc": rpc, "plain": plain}
 
 
 def main() -> None:
@@ -99,6 +110,10 @@ def main() -> None:
     if options.contender == "ddp":
         # Taking DDP's Gloo group down can wait for ever: it joins a thread that needs the interpreter's lock.
         os._exit(0)
+    if options.contender == "rpc":
+        import torch.distributed.rpc
+
+        torch.distributed.rpc.shutdown()
 
 
 def _meet(folder: Path, rank: int) -> None:

@@ -58,7 +58,7 @@ class World:
         far = C10dTransport(None) if len(self.hosts) > 1 else None
         near = MailboxTransport(self.host)
         transport = RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
-        return ScheduledComm(transport, topology, self.hosts, self.comm)
+        return ScheduledComm(transport, topology, self.hosts, self.comm, overlaps=far is not None)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
