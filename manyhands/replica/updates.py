@@ -7,7 +7,7 @@ is cut, so one piece may cover many small parameters or a part of a large one; o
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -282,39 +282,53 @@ class _Piece:
 
 def hyper_parameters(optimizer: Optimizer) -> list[float]:
     """All numbers that a scheduler could have changed, in a fixed order."""
-    values: list[float] = []
-
-    def note(number: float) -> float:
-        values.append(float(number))
-        return number
-
-    _map_numbers(optimizer, note)
-    return values
+    return [number for group in named_numbers(optimizer) for values in group.values() for number in values]
 
 
 def set_hyper_parameters(optimizer: Optimizer, values: Sequence[float]) -> None:
     """The inverse of `hyper_parameters`: a worker without data follows those that have some."""
     rest = iter(values)
-    _map_numbers(optimizer, lambda number: type(number)(next(rest)))
-
-
-def _map_numbers(optimizer: Optimizer, change: Callable[[float], float]) -> None:
-    """Put every number among the settings through `change`."""
-
-    def mapped(value: Any) -> Any:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, (int, float)):
-            return change(value)
-        if isinstance(value, (tuple, list)):
-            return type(value)(mapped(item) for item in value)
-        if isinstance(value, Tensor) and value.numel() == 1:
-            number = float(value)
-            if (new := change(number)) != number:
-                value.fill_(new)
-        return value
-
     for group in optimizer.param_groups:
-        for key in group:
-            if key != "params":
-                group[key] = mapped(group[key])
+        for key in settings_of(group):
+            group[key] = _with_numbers(group[key], rest)
+
+
+def named_numbers(optimizer: Optimizer) -> list[dict[str, list[float]]]:
+    """The same numbers by group and name."""
+    found: list[dict[str, list[float]]] = []
+    for group in optimizer.param_groups:
+        found.append({})
+        for key, value in settings_of(group).items():
+            if numbers := list(_numbers_in(value)):
+                found[-1][key] = numbers
+    return found
+
+
+def set_named_numbers(optimizer: Optimizer, groups: Sequence[Mapping[str, Sequence[float]]]) -> None:
+    """Take over the numbers of another process's optimizer; what only that one has (a scheduler's notes) is not."""
+    known = named_numbers(optimizer)
+    for group, mine, theirs in zip(optimizer.param_groups, known, groups, strict=False):
+        for key in mine.keys() & theirs.keys():
+            if len(mine[key]) == len(theirs[key]):
+                group[key] = _with_numbers(group[key], iter(theirs[key]))
+
+
+def _numbers_in(setting: Any) -> Iterator[float]:
+    if isinstance(setting, (tuple, list)):
+        for item in setting:
+            yield from _numbers_in(item)
+    elif (isinstance(setting, (int, float)) and not isinstance(setting, bool)) or (
+        isinstance(setting, Tensor) and setting.numel() == 1
+    ):
+        yield float(setting)
+
+
+def _with_numbers(setting: Any, numbers: Iterator[float]) -> Any:
+    """The setting with other numbers in it, in the order in which `_numbers_in` finds them."""
+    if isinstance(setting, (tuple, list)):
+        return type(setting)(_with_numbers(item, numbers) for item in setting)
+    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
+        return type(setting)(next(numbers))
+    if isinstance(setting, Tensor) and setting.numel() == 1 and (new := next(numbers)) != float(setting):
+        setting.fill_(new)
+    return setting

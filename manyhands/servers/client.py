@@ -13,7 +13,7 @@ from manyhands import telemetry
 from manyhands.errors import UsageError
 from manyhands.replica.layout import Span
 from manyhands.replica.replica import Replica, Share
-from manyhands.replica.updates import hyper_parameters
+from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
 from manyhands.servers.messages import (
     Answer,
@@ -94,7 +94,7 @@ class Servers:
         self._floors = [0] * len(groups)
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
         self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
-        self._told: list[tuple[float, ...] | None] = [None] * len(lines)
+        self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
         self._closed = False
         for line in lines:
             line.send(encode(Hello(number=self._number(), worker=worker, digest=digest, secret=line.secret)))
@@ -172,11 +172,11 @@ class Servers:
         telemetry.count("pushes", 1)
         self._listen()
 
-    def _news(self, server: int) -> tuple[float, ...] | None:
+    def _news(self, server: int) -> list[dict[str, list[float]]] | None:
         """The optimizer's settings, if this server has not heard them yet: worker 0's hold for all."""
         if self.worker:
             return None
-        settings = tuple(hyper_parameters(self._replica.optimizer))
+        settings = named_numbers(self._replica.optimizer)
         if settings == self._told[server]:
             return None
         self._told[server] = settings

@@ -31,7 +31,9 @@ class Push(Said, frozen=True):
     seen: int  # the group's version on which the gradient was computed
     empty: bool = False  # nothing to add: this worker has no samples in this step
     missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
-    settings: tuple[float, ...] | None = None  # the optimizer's numbers, where a scheduler has changed them
+    settings: list[dict[str, list[float]]] | None = (
+        None  # of the optimizer, by group, where they have changed
+    )
 
 
 class Finish(Said, frozen=True):

@@ -71,6 +71,8 @@ class Server:
                 try:
                     self._deal_with(port, worker, request(content), payload)
                 except (NotAMessage, OutOfTurn) as error:
+                    if worker in self._near:
+                        raise  # nobody but our own code can have said it
                     telemetry.count("frames_dropped", 1)
                     telemetry.event("dropped", worker=worker, reason=str(error))
         return heard

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from manyhands import telemetry
 from manyhands.replica.layout import Place, Span
-from manyhands.replica.updates import Updates, hyper_parameters, set_hyper_parameters
+from manyhands.replica.updates import Updates, set_named_numbers
 from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.messages import (
@@ -150,12 +150,10 @@ class Shard:
         version = int(self._versions[push.group])
         if not 0 <= push.seen <= version:
             raise OutOfTurn(f"worker {worker} saw version {push.seen} of {version} of group {push.group}")
-        if push.settings and len(push.settings) != len(hyper_parameters(self._optimizer)):
-            raise OutOfTurn(f"worker {worker} has {len(push.settings)} settings")
         group = self._groups[push.group]
         due = self._clocks.push(worker, push.step, push.group)
         if push.settings:
-            set_hyper_parameters(self._optimizer, push.settings)
+            set_named_numbers(self._optimizer, push.settings)
         near = payload is None and not push.empty
         vector, at = (self._near_grads(worker), 0) if near else (payload, group.start)
         self._gradients[worker, push.group] = _Gradient(push, None if push.empty else vector, at)

@@ -1,0 +1,258 @@
+"""What sessions with servers promise: exact sums, checkpoints that fit any number of them, bounded staleness."""
+
+import functools
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyhands.cluster.world import World
+from manyhands.errors import UsageError
+from manyhands.servers import shard
+from manyhands.sessions import Session
+from tests.contracts.test_sessions import Numbered
+from tests.contracts.test_strategies import (
+    OPTIMIZERS,
+    assert_close,
+    assert_same_bits,
+    loss,
+    make_net,
+    make_steps,
+    plainly,
+    two_groups,
+)
+from tests.crew import in_threads
+
+ASYNC, STALE = "parameter-server:async", "parameter-server:stale,bound=2"
+
+
+def make_session(
+    world: World, strategy: str, optimizer: str = "momentum", lr: float | None = None
+) -> Session:
+    net = make_net()
+    made = two_groups(OPTIMIZERS[optimizer], net)
+    for group in made.param_groups:
+        group["lr"] = lr or group["lr"]
+    return Session(net, made, loss, world=world, strategy=strategy)
+
+
+def trained(session: Session) -> list[Tensor]:
+    session.close()
+    return [param.detach().clone() for param in session.model.parameters()]
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
+def test_sync_equals_one_big_batch(optimizer: str, workers: int, servers: int) -> None:
+    make = functools.partial(two_groups, OPTIMIZERS[optimizer])
+    steps = make_steps(workers)
+
+    def work(world: World) -> list[Tensor]:
+        session = make_session(world, "parameter-server", optimizer)
+        for step in steps:
+            session.step(*step[world.rank])
+        return trained(session)
+
+    ours = in_threads(workers, work, servers=servers)
+    assert_close(ours[0], plainly(make_net(), make, steps))
+    assert_same_bits(ours)
+
+
+@pytest.mark.parametrize("strategy", [ASYNC, STALE])
+def test_one_worker_without_gathering_is_plain_pytorch(strategy: str) -> None:
+    """Nobody else pushes, so nothing is stale: except that a step may begin before the last update is there."""
+    steps = make_steps(1)
+
+    def work(world: World) -> list[Tensor]:
+        session = make_session(world, strategy)
+        for step in steps:
+            session.step(*step[0])
+            session.servers.settle()  # type: ignore[union-attr]
+        return trained(session)
+
+    (ours,) = in_threads(1, work, servers=2)
+    assert_close(ours, plainly(make_net(), functools.partial(two_groups, OPTIMIZERS["momentum"]), steps))
+
+
+@pytest.mark.parametrize("strategy", ["parameter-server", ASYNC, STALE])
+def test_workers_learn_and_end_with_the_same_parameters(strategy: str) -> None:
+    data = Numbered(96)
+
+    def work(world: World) -> tuple[float, float, list[Tensor], int]:
+        session = make_session(world, strategy, "sgd", lr=0.05)
+        before = session.evaluate(data)["loss"]
+        for _ in range(12):
+            for batch in session.batches(data, batch_size=4):
+                session.step(batch)
+        after = session.evaluate(data)["loss"]
+        params = trained(session)
+        assert session.summary()["staleness"]["histogram"]
+        return before, after, params, session.samples
+
+    results = in_threads(3, work, strategy=strategy)
+    for before, after, _, samples in results:
+        assert after < 0.7 * before
+        assert samples == 12 * 96
+    assert_same_bits([params for _, _, params, _ in results])
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+def test_the_bound_on_staleness_is_kept_at_every_update(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of very different speed; every update is looked at as it is made."""
+    leads: list[int] = []
+    note = shard.Shard._note
+
+    def noting(self: shard.Shard, update: "shard._Update") -> None:
+        for worker, gradient in zip(update.workers, update.gradients, strict=True):
+            floor = self._clocks.floor
+            leads.append(gradient.push.step - floor)
+            assert gradient.push.step - floor <= bound, (
+                f"worker {worker} is {gradient.push.step - floor} steps ahead"
+            )
+        note(self, update)
+
+    monkeypatch.setattr(shard.Shard, "_note", noting)
+    data = Numbered(160)
+    chance = random.Random(4)
+    delays = [[chance.choice([0.0, 0.0, 0.0, 0.02]) * (1 + rank) for _ in range(40)] for rank in range(3)]
+
+    def work(world: World) -> None:
+        session = make_session(world, f"stale:bound={bound}", "sgd")
+        for number in range(10 + 10 * world.rank):  # out of data at different times: nobody waits for those
+            time.sleep(delays[world.rank][number])
+            session.step(data[4 * number : 4 * number + 4])
+        session.evaluate(data)
+        for number in range(5):
+            session.step(data[4 * number : 4 * number + 4])
+        session.close()
+
+    in_threads(3, work, strategy="stale")
+    assert max(leads) == bound, "the bound was never reached: the test shows nothing"
+
+
+def in_parts(
+    strategy: str, optimizer: str, directory: Path, parts: list[tuple[int, int, int]]
+) -> list[list[Tensor]]:
+    """Train to each number of steps with so many workers and servers, each world resumed from the one before."""
+    result: list[list[Tensor]] = []
+    for number, (until, workers, servers) in enumerate(parts):
+
+        def work(world: World, until: int = until, resume: bool = number > 0) -> list[Tensor]:
+            session = make_session(world, strategy, optimizer)
+            if resume:
+                assert session.resume(directory) is not None
+            batches = session.batches(Numbered(48), batch_size=12 // world.size)
+            for batch in batches:
+                session.step(batch)
+                if session.steps == until:
+                    break
+            batches.close()
+            session.save(directory)
+            return trained(session)
+
+        result = in_threads(workers, work, servers=servers)
+    return result
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
+def test_a_checkpoint_goes_on_with_other_workers_and_servers(optimizer: str, tmp_path: Path) -> None:
+    whole = in_parts("parameter-server", optimizer, tmp_path / "whole", [(4, 2, 1)])
+    same = in_parts("parameter-server", optimizer, tmp_path / "same", [(2, 2, 1), (4, 2, 1)])
+    assert_same_bits([whole[0], same[0]])
+    other = in_parts("parameter-server", optimizer, tmp_path / "other", [(1, 2, 3), (3, 3, 1), (4, 2, 2)])
+    want = make_net()
+    for param, value in zip(want.parameters(), whole[0], strict=True):
+        param.data = value
+    assert_close(other[0], want)
+
+
+def test_a_checkpoint_goes_from_servers_to_none_and_back(tmp_path: Path) -> None:
+    whole = in_parts("all-reduce", "adam", tmp_path / "whole", [(4, 2, 0)])
+    in_parts("parameter-server", "adam", tmp_path / "mixed", [(2, 2, 2)])
+
+    def without(world: World) -> list[Tensor]:
+        session = make_session(world, "all-reduce", "adam")
+        session.resume(tmp_path / "mixed")
+        batches = session.batches(Numbered(48), batch_size=6)
+        session.step(next(batches))
+        batches.close()
+        session.save(tmp_path / "mixed")
+        return trained(session)
+
+    in_threads(2, without)
+
+    def again(world: World) -> list[Tensor]:
+        session = make_session(world, "parameter-server", "adam")
+        session.resume(tmp_path / "mixed")
+        for batch in session.batches(Numbered(48), batch_size=6):
+            session.step(batch)
+        return trained(session)
+
+    want = make_net()
+    for param, value in zip(want.parameters(), whole[0], strict=True):
+        param.data = value
+    assert_close(in_threads(2, again, servers=1)[0], want)
+
+
+def test_the_optimizer_gets_its_state_back_on_worker_0() -> None:
+    def work(world: World) -> int:
+        session = make_session(world, "parameter-server")
+        session.step(Numbered(8)[0:4])
+        session.close()
+        return len(session.optimizer.state)
+
+    assert in_threads(2, work, servers=1) == [len(list(make_net().parameters())), 0]
+
+
+def test_a_limited_gradient_without_gathering() -> None:
+    """Each worker limits its own: one step of SGD moves no further than rate × limit."""
+    start = make_net()
+
+    def work(world: World) -> list[Tensor]:
+        net = make_net()
+        optimizer: Optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        session = Session(net, optimizer, loss, world=world, strategy=ASYNC, clip_norm=0.05)
+        session.step(Numbered(8)[0:8])
+        return trained(session)
+
+    (ours,) = in_threads(1, work, servers=2)
+    moved = torch.stack([(a - b).norm() for a, b in zip(ours, start.parameters(), strict=True)]).norm()
+    assert moved.item() == pytest.approx(0.05, rel=1e-3)
+
+
+def refused(work: Callable[[World], object], **more: int) -> str:
+    with pytest.raises(UsageError) as error:
+        in_threads(1, work, **more)  # type: ignore[arg-type]
+    return str(error.value)
+
+
+def test_what_cannot_run_with_servers_is_refused() -> None:
+    assert "needs --servers 1 or more" in refused(lambda world: make_session(world, ASYNC))
+    assert "uses no servers" in refused(lambda world: make_session(world, "all-reduce"), servers=1)
+
+    def lbfgs(world: World) -> Session:
+        net = make_net()
+        return Session(net, torch.optim.LBFGS(net.parameters()), loss, world=world, strategy=ASYNC)
+
+    assert "L-BFGS" in refused(lbfgs, servers=1)
+
+    def twice(world: World) -> Session:
+        with make_session(world, ASYNC) as session:
+            session.step(Numbered(8)[0:4])
+        return make_session(world, ASYNC)
+
+    assert "one session" in refused(twice, servers=1)
+
+
+def test_another_model_on_the_servers_is_refused() -> None:
+    def work(world: World) -> Session:
+        net: nn.Module = make_net() if world.seat.server is None else nn.Linear(3, 3)
+        return Session(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world, strategy=ASYNC)
+
+    assert "another model" in refused(work, servers=1)
