@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 Step = Callable[[Any], float]
 
 
-def ours(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
+def ours(model: nn.Module, optimizer: Optimizer, strategy: str | None) -> tuple[int, Step]:
     import manyhands as mh
 
-    session = mh.session(model, optimizer, loss)
+    session = mh.session(model, optimizer, loss, strategy=strategy)
     return session.world.rank, session.step
 
 
@@ -60,12 +60,13 @@ def _loop(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-CONTENDERS = {"ours": ours, "ddp": ddp, "rpc": rpc, "plain": plain}
+PEERS = {"ddp": ddp, "rpc": rpc, "plain": plain}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("contender", choices=["ours", *PEERS])
+    parser.add_argument("--strategy", help="for ours; the default where not given")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--job", choices=JOBS, required=True)
     parser.add_argument("--batch", type=int, default=32)
@@ -79,7 +80,10 @@ def main() -> None:
         keep_freed_memory()
     job = JOBS[options.job]
     model, optimizer = build(job)
-    rank, step = CONTENDERS[options.contender](model, optimizer)
+    if options.contender == "ours":
+        rank, step = ours(model, optimizer, options.strategy)
+    else:
+        rank, step = PEERS[options.contender](model, optimizer)
     batches = make_batches(job, options.batch, rank)
     ends: list[float] = []
     losses: list[float] = []
