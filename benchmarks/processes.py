@@ -20,10 +20,13 @@ from typing import Any
 
 from manyhands.cluster import supervisor
 from manyhands.cluster.cores import Layout
+from manyhands.cluster.launchers import local
+from manyhands.lab.hosts import EmulatedHosts
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 TIMEOUT_S = 900.0
+PORT = 29400  # free: every emulated host has all its ports to itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,9 @@ def mpiexec(layout: Layout) -> Launcher:
     )
 
 
-def run_ours(script: str, options: Sequence[str], layout: Layout) -> list[dict[str, Any]]:
+def run_ours(
+    script: str, options: Sequence[str], layout: Layout, *, servers: int = 0
+) -> list[dict[str, Any]]:
     """Run a script in workers of our own supervisor, and return what they wrote."""
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -74,6 +79,7 @@ def run_ours(script: str, options: Sequence[str], layout: Layout) -> list[dict[s
             run_dir=folder,
             on_tick=lambda: None,
             on_line=lambda rank, line: lines.append(line),
+            servers=servers,
         )
         if not outcome.ok:
             sys.exit("\n".join([*lines, *outcome.tail, outcome.message]))
@@ -91,6 +97,37 @@ def run_each(
         with _processes(Path(name)) as start:
             for rank, cores in enumerate(layout.cores):
                 start(command, {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cores)
+        return _written(Path(name))
+
+
+def run_commands(commands: Sequence[Sequence[str]], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Run commands side by side, each told of the folder; when the last of them ends, the others are ended."""
+    with TemporaryDirectory() as name:
+        with _processes(Path(name), last_decides=True) as start:
+            for command in commands:
+                start([*command, "--folder", name], environ, ())
+        return _written(Path(name))
+
+
+def run_on_hosts(
+    hosts: EmulatedHosts,
+    host_of: Sequence[int],
+    script: str,
+    options: Sequence[str],
+    environ: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    """Run a script in workers on emulated hosts: `host_of[rank]` says where each one is."""
+    with TemporaryDirectory() as name:
+        environ = {
+            **environ,
+            "OMP_NUM_THREADS": "1",
+            local.SIZE: str(len(host_of)),
+            local.STORE: f"{hosts.address(host_of[0])}:{PORT}",
+        }
+        command = [sys.executable, str(HERE / script), "--folder", name, *options]
+        with _processes(Path(name)) as start:
+            for rank, host in enumerate(host_of):
+                start([*hosts.command_prefix(host), *command], {**environ, local.RANK: str(rank)}, ())
         return _written(Path(name))
 
 
@@ -112,7 +149,11 @@ def run_launched(
 
 @contextlib.contextmanager
 def _processes(
-    folder: Path, watch: Callable[[int], None] | None = None, every_s: float = 0.1
+    folder: Path,
+    watch: Callable[[int], None] | None = None,
+    every_s: float = 0.1,
+    *,
+    last_decides: bool = False,
 ) -> Iterator[Callable[[Sequence[str], Mapping[str, str], Sequence[int]], None]]:
     """Gives a function that starts a process; leaving waits for all, and ends all when one fails."""
     children: list[subprocess.Popen[bytes]] = []
@@ -133,14 +174,14 @@ def _processes(
     try:
         yield start
         deadline = time.monotonic() + TIMEOUT_S
-        while any(child.poll() is None for child in children):
+        while any(child.poll() is None for child in (children[-1:] if last_decides else children)):
             failed = any(child.returncode for child in children)
             if failed or time.monotonic() > deadline:
                 break
             if watch:
                 watch(children[0].pid)
             time.sleep(every_s)
-        if any(child.returncode != 0 for child in children):
+        if any(child.returncode != 0 for child in (children[-1:] if last_decides else children)):
             codes = [child.returncode for child in children]
             tail = log.read_text(errors="replace")[-4000:]
             sys.exit(f"{tail}\nexit codes {codes} of {children[0].args!r}")
@@ -183,9 +224,17 @@ def leave_result(folder: Path, rank: int, result: Mapping[str, Any]) -> None:
     (folder / f"rank-{rank}.json").write_text(json.dumps(result))
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that were free just now."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 def loopback() -> dict[str, str]:
-    """Variables by which `torch.distributed` meets on this machine, at a port that was free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    """Variables by which `torch.distributed` meets on this machine."""
+    port = free_ports(1)[0]
+    names = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **names}

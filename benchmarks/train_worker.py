@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,10 +17,10 @@ from torch.optim import Optimizer
 Step = Callable[[Any], float]
 
 
-def ours(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
+def ours(model: nn.Module, optimizer: Optimizer, strategy: str | None) -> tuple[int, Step]:
     import manyhands as mh
 
-    session = mh.session(model, optimizer, loss)
+    session = mh.session(model, optimizer, loss, strategy=strategy)
     return session.world.rank, session.step
 
 
@@ -30,6 +31,16 @@ def ddp(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
     dist.init_process_group("gloo")
     replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
     return dist.get_rank(), _loop(replica, optimizer)
+
+
+def rpc(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
+    import rpc_peer
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == size - 1:
+        rpc_peer.serve(model, optimizer, rank, size)
+        sys.exit()
+    return rank, rpc_peer.join(model, loss, rank, size)
 
 
 def plain(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
@@ -49,12 +60,13 @@ def _loop(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-CONTENDERS = {"ours": ours, "ddp": ddp, "plain": plain}
+PEERS = {"ddp": ddp, "rpc": rpc, "plain": plain}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("contender", choices=CONTENDERS)
+    parser.add_argument("contender", choices=["ours", *PEERS])
+    parser.add_argument("--strategy", help="for ours; the default where not given")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--job", choices=JOBS, required=True)
     parser.add_argument("--batch", type=int, default=32)
@@ -68,7 +80,10 @@ def main() -> None:
         keep_freed_memory()
     job = JOBS[options.job]
     model, optimizer = build(job)
-    rank, step = CONTENDERS[options.contender](model, optimizer)
+    if options.contender == "ours":
+        rank, step = ours(model, optimizer, options.strategy)
+    else:
+        rank, step = PEERS[options.contender](model, optimizer)
     batches = make_batches(job, options.batch, rank)
     ends: list[float] = []
     losses: list[float] = []
@@ -99,6 +114,10 @@ def main() -> None:
     if options.contender == "ddp":
         # Taking DDP's Gloo group down can wait for ever: it joins a thread that needs the interpreter's lock.
         os._exit(0)
+    if options.contender == "rpc":
+        import torch.distributed.rpc
+
+        torch.distributed.rpc.shutdown()
 
 
 def _meet(folder: Path, rank: int) -> None:

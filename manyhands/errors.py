@@ -36,3 +36,7 @@ class MemoryShort(ManyhandsError):
 
 class PeerLost(ManyhandsError):
     """Another worker of this run is gone."""
+
+
+class Diverged(ManyhandsError):
+    """Training has left the numbers: the loss or the parameters are not finite."""

@@ -18,7 +18,7 @@ from manyhands import plan as plans
 from manyhands.cluster.seat import own_seat
 from manyhands.data.ledger import Ledger
 from manyhands.errors import UnknownName, UsageError
-from manyhands.plan import Plan
+from manyhands.plan import Plan, Train
 from manyhands.sessions import Session
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -32,17 +32,6 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "radam": torch.optim.RAdam,
 }
 
-# What trains each model without a search: plain nets need a smaller rate than those with batch norm,
-# language models Adam.
-DEFAULT_OPTIMIZER = "sgd:lr=0.05,momentum=0.9"
-OPTIMIZER_OF = {
-    "alexnet": "sgd:lr=0.01,momentum=0.9",
-    "vgg16": "sgd:lr=0.01,momentum=0.9",
-    "vgg19": "sgd:lr=0.01,momentum=0.9",
-    "lstm": "adamw:lr=0.002",
-    "transformer": "adamw:lr=0.001",
-}
-
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross-entropy, over classes or over the next token."""
@@ -50,20 +39,22 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
-def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | None = None) -> Session:
+def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None = None) -> Session:
     """Train as the plan says; returns the finished session."""
     plan.check()
+    plan, why = plan.on_fair_terms()
+    assert plan.train.optimizer is not None
     _check_device(plan.cluster.device)
     if plan.cluster.threads is not None:
         torch.set_num_threads(plan.cluster.threads)
     torch.manual_seed(plan.train.seed)
     samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
     model = models.build(plan.model, samples.shape, samples.classes).to(plan.cluster.device)
-    optimizer = make_optimizer(plan.train.optimizer or optimizer_for(plan.model), model)
+    optimizer = make_optimizer(plan.train.optimizer, model)
     batches_per_epoch = Ledger(len(samples.train), seed=0).steps(plan.train.batch, plan.cluster.workers)
     steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
     total = plan.train.total_steps(steps_per_epoch)
-    scheduler = cosine(optimizer, total) if plan.train.schedule == "cosine" else None
+    scheduler = scheduled(optimizer, plan.train, total, steps_per_epoch)
     session = mh.session(
         model,
         optimizer,
@@ -73,6 +64,8 @@ def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | N
         seed=plan.train.seed,
         strategy=plan.strategy,
     )
+    if say and why:
+        say(why)
     # Workers draw different dropout masks; a resumed run takes the saved states instead.
     torch.manual_seed((plan.train.seed + 1 + session.world.rank) % 2**63)
     telemetry.event(
@@ -92,10 +85,10 @@ def run(plan: Plan, *, resume: bool = False, on_epoch: Callable[[str], None] | N
     while session.steps < total:
         _epoch(session, plan, samples, total)
         result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
-        if on_epoch:
+        if say:
             quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
             speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
-            on_epoch(f"step {session.steps}/{total}  {quality}  {speed}")
+            say(f"step {session.steps}/{total}  {quality}  {speed}")
         if plan.train.save and session.out:
             session.save()
     if not session.measured:
@@ -140,16 +133,22 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
             break
 
 
-def cosine(optimizer: Optimizer, total: int) -> LambdaLR:
-    """From the full rate to none over the whole run (Loshchilov & Hutter 2017).
+def scheduled(optimizer: Optimizer, train: Train, total: int, steps_per_epoch: int) -> LambdaLR | None:
+    """Warm-up from nothing (Goyal et al. 2017), and a cosine to nothing (Loshchilov & Hutter 2017), where asked for.
 
-    A function of the step alone, unlike torch's own, which goes on from the rate that it finds.
+    A function of the step alone, unlike torch's own, which go on from the rate that they find.
     """
-    return LambdaLR(optimizer, lambda step: (1 + math.cos(math.pi * min(step, total) / total)) / 2)
+    warm_up = round((train.warm_up or 0.0) * steps_per_epoch)
+    is_cosine = train.schedule == "cosine"
+    if not warm_up and not is_cosine:
+        return None
 
+    def share(step: int) -> float:
+        grown = min((step + 1) / warm_up, 1.0) if warm_up else 1.0
+        left = (1 + math.cos(math.pi * min(step, total) / total)) / 2 if is_cosine else 1.0
+        return grown * left
 
-def optimizer_for(model: str) -> str:
-    return OPTIMIZER_OF.get(spec.split(model)[0], DEFAULT_OPTIMIZER)
+    return LambdaLR(optimizer, share)
 
 
 def make_optimizer(text: str, model: nn.Module) -> Optimizer:

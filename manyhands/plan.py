@@ -3,6 +3,7 @@ repeat it.
 """
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from manyhands import spec, strategies
+from manyhands import fairness, spec, strategies
 from manyhands.errors import UnknownName, UsageError
 
 DEVICES = ("cpu", "cuda")
@@ -35,7 +36,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     steps: int | None = None  # where both are given, whichever comes first
     batch: int = 32  # samples per worker and step
     accumulate: int = 1  # batches per step
-    optimizer: str | None = None  # `sgd:lr=0.05,momentum=0.9`; what suits the model where not given
+    optimizer: str | None = None  # `sgd:lr=0.05,momentum=0.9`; where not given, by the rule of `fairness.py`
+    warm_up: float | None = None  # epochs in which the rate grows from nothing; none, or by the same rule
     schedule: str = "constant"  # or `cosine`, over the whole run
     clip_norm: float | None = None
     size: int | None = None  # pictures are scaled to size × size
@@ -78,6 +80,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise UsageError(
                 f"clip_norm={train.clip_norm:g}: it must be above 0; leave it out to clip nothing"
             )
+        if train.warm_up is not None and not 0 <= train.warm_up < math.inf:
+            raise UsageError(f"warm_up={train.warm_up:g}: it must be a number of epochs, 0 or more")
         if not 0 <= train.seed <= LARGEST_SEED:
             raise UsageError(f"seed={train.seed}: it must be from 0 to {LARGEST_SEED}")
         for kind, name, known in (
@@ -91,6 +95,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             strategies.parse(self.strategy),
             strategies.Asked(workers=self.cluster.workers, servers=self.cluster.servers, optimizer=optimizer),
         )
+
+    def on_fair_terms(self) -> tuple["Plan", str]:
+        """The plan with an optimizer by the rule of `fairness.py`, and why that; as it is where it names one."""
+        train = self.train
+        if train.optimizer is not None:
+            return self, ""
+        strategy = strategies.parse(self.strategy)
+        terms = fairness.terms(self.model, strategy, self.cluster.workers, accumulate=train.accumulate)
+        warm_up = terms.warm_up_epochs if train.warm_up is None else train.warm_up
+        train = msgspec.structs.replace(train, optimizer=terms.optimizer, warm_up=warm_up)
+        return msgspec.structs.replace(self, train=train), terms.why
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyhands import checkpoint, served, strategies, telemetry
 from manyhands.cluster.world import World
-from manyhands.errors import CheckpointError
+from manyhands.errors import CheckpointError, Diverged
 from manyhands.replica.apart import collect_apart, hand_out_apart
 from manyhands.replica.state import distribute, model_tensors, owners_differ
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
     """Collect the state from all workers; worker 0 writes, the others wait until it is safe on disk."""
     world = session.world
+    _only_numbers(session)
     if session.replica.needs_closure and world.rank == 0:
         name = type(session.optimizer).__name__
         warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
@@ -61,6 +62,18 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
         raise CheckpointError(told.decode())
     telemetry.event("checkpoint", step=session.steps)
     return directory
+
+
+def _only_numbers(session: "Session") -> None:
+    """Keep the checkpoint that is there, rather than replace it by one that nobody can go on from."""
+    lowest, highest = session.replica.params.aminmax()  # either is NaN where any parameter is
+    is_finite = bool(torch.isfinite(lowest) and torch.isfinite(highest))
+    for rank, row in enumerate(session.world.exchange([float(is_finite)])):
+        if not row[0]:
+            raise Diverged(
+                f"the parameters of worker {rank} are not finite after step {session.steps}, and are not saved; "
+                "go on from the checkpoint before with a lower learning rate"
+            )
 
 
 def resume(session: "Session", directory: Path) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from manyhands.cluster.world import Station, World, join
 from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
 from manyhands.data.loading import empty_like, gather, prefetch, samples_in
+from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import PeerLost, UsageError
 from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
 from manyhands.replica.neighbours import Neighbours
@@ -110,6 +111,7 @@ class Session:
         self.scheduler = scheduler
         self.seed = seed
         self._clock = Stopwatch()
+        self._watch = LossWatch(world.rank, self._suspects)
         self._closed = False
         self._broken = ""
         self._parted = False  # whether there were steps since the replicas last agreed
@@ -213,11 +215,31 @@ class Session:
         if meeting and self._data is not None:
             self.position += int(total())
         self._uncounted += 0 if meeting else int(own)
-        if parts:
-            self.last_loss = loss
         self._clock.lap(int(total()))
         telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
+        if parts:
+            self.last_loss = loss
+            if warning := self._watch.see(self.steps, loss):
+                self._warn(warning)
         return loss
+
+    def _warn(self, warning: str) -> None:
+        """Every worker records what it saw; one says it, since all are likely to see the same."""
+        telemetry.event("warning", step=self.steps, text=warning)
+        if self.world.rank == 0:
+            print(f"warning: step {self.steps}: {warning}", file=sys.stderr, flush=True)
+
+    def _suspects(self) -> Suspects:
+        """What a loss that goes wrong may be due to."""
+        staleness = 0.0
+        with contextlib.suppress(PeerLost):
+            if self.servers:
+                staleness = served.staleness(self.servers.reports())["mean"]
+        return Suspects(
+            rate=max(float(group.get("lr", 0.0)) for group in self.optimizer.param_groups),
+            staleness=staleness,
+            period=self.strategy.period,
+        )
 
     def _advance(self, batches: int) -> None:
         """Where nobody waits, a worker that has used some of its batches assumes the same of the others."""

@@ -82,7 +82,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="stop after this many steps")
     parser.add_argument("--batch", type=int, metavar="B", help="samples per worker and step (default 32)")
     parser.add_argument(
-        "--optimizer", metavar="O", help="as sgd:lr=0.05,momentum=0.9 (default: what suits the model)"
+        "--optimizer",
+        metavar="O",
+        help="as sgd:lr=0.05,momentum=0.9 (default: what suits model and strategy)",
     )
     parser.add_argument(
         "--seed", type=int, metavar="N", help="same seed, same plan: the same parameters, to the bit"
@@ -113,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
         _fetch(plan, seat)
     if seat.launcher != "alone":
         return _join(plan, seat, options)
+    plan, why = plan.on_fair_terms()
     # Written down: the same threads give the same bits, on a machine with other cores too.
     cluster = plan.cluster
     threads = cores.layout(cluster.workers, cluster.threads, cluster.servers).threads
@@ -120,6 +123,8 @@ def run(options: argparse.Namespace) -> int:
     with new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}") as out:
         if not options.resume:
             forget_records(out)
+        if why:
+            print(why, file=sys.stderr)
         code = run_workers(
             ["-m", "manyhands.job", plan.encode().decode(), *(["--resume"] if options.resume else [])],
             run=out,
@@ -188,7 +193,7 @@ def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
         if seat.rank == 0:
             print(line, file=sys.stderr, flush=True)
 
-    session = job.run(plan, resume=options.resume, on_epoch=say)
+    session = job.run(plan, resume=options.resume, say=say)
     session.finish()
     if seat.rank == 0:
         _report(session.summary(), session.out, options)

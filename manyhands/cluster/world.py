@@ -57,7 +57,7 @@ class World:
 
     def scheduled(self, topology: str) -> Comm:
         """The comm of replicas that each worker has for itself, with a named topology."""
-        return ScheduledComm(self.transport(), topology, self.hosts, self.comm)
+        return ScheduledComm(self.transport(), topology, self.hosts, self.comm, overlaps=len(self.hosts) > 1)
 
     def transport(self) -> Transport:
         """Messages between any two workers; made when it is first asked for, by all workers together."""

@@ -281,6 +281,10 @@ class Replica:
         self._gradients.complete(span)
         return self._gradients.total[span.slice]
 
+    def stretch(self, first: Span, last: Span) -> Tensor:
+        """The sum over the workers of this replica from one span to another; all between are complete."""
+        return self._gradients.total[first.start : last.stop]
+
     def apply(self, span: Span | None = None) -> None:
         """Run the user's optimizer on an owned span (on all of them if none is given)."""
         for part in [span] if span else self.owned:

@@ -17,5 +17,9 @@ if TYPE_CHECKING:
 class LocalSGD(Rounds):
     """Workers train alone and average their parameters every `period` steps (McDonald et al. 2010; Stich 2019)."""
 
+    def batches_per_update(self, workers: int) -> int:
+        """Averaging after every step is an update from all workers' batches; otherwise each is made from one."""
+        return workers if self.period == 1 else 1
+
     def meet(self, replica: "Replica", comm: "Comm") -> None:
         comm.mean_(replica.params)

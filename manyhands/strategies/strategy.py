@@ -68,6 +68,15 @@ class Strategy:
         return True
 
     @property
+    def period(self) -> int:
+        """Steps from one time that replicas agree to the next."""
+        return 1
+
+    def batches_per_update(self, workers: int) -> int:
+        """How many workers' batches go into one update, which the learning rate is to fit (`fairness.py`)."""
+        return workers if self.pooled else 1
+
+    @property
     def rule(self) -> Rule | None:
         """By which rule servers apply what workers push; None: the strategy uses no servers."""
         return None

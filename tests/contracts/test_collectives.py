@@ -74,8 +74,8 @@ def test_ranks_end_bit_identical(name: str, size: int, hosts: Hosts | None) -> N
 
 
 @every_topology
-def test_sums_larger_than_all_chunks_under_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "CHUNK_BYTES", 64)
+def test_sums_of_many_stripes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "PIECE_BYTES", 64)
     inputs = [torch.arange(1009, dtype=torch.float64) * (rank + 1) for rank in range(3)]
     for result in THREADS.run(3, reduced, TOPOLOGIES[name](3, None), inputs):
         assert torch.equal(result, inputs[0] * 6)
@@ -95,7 +95,7 @@ def over_the_wire(transport: Transport, length: int) -> dict[str, list[int]]:
 
 
 def test_over_real_processes_with_bytes_counted() -> None:
-    length = 4_200_000  # a part of the ring takes more than one chunk, a tree more than all chunks under way
+    length = 4_200_000  # many stripes for the ring and for the tree
     size_bytes = 4 * length
     outcomes = GLOO.run(3, over_the_wire, length)
     assert all(correct for outcome in outcomes for correct, _, _ in outcome.values())

@@ -40,6 +40,7 @@ steps = 7
 batch = 16
 accumulate = 2
 optimizer = "adamw:lr=0.001"
+warm_up = 0.5
 schedule = "cosine"
 clip_norm = 1.5
 size = 64
@@ -59,6 +60,7 @@ PLAN = Plan(
         batch=16,
         accumulate=2,
         optimizer="adamw:lr=0.001",
+        warm_up=0.5,
         schedule="cosine",
         clip_norm=1.5,
         size=64,
@@ -111,7 +113,7 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     )
     only_in_files = {
         field: getattr(PLAN.train, field)
-        for field in ("accumulate", "schedule", "clip_norm", "size", "augment", "save")
+        for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment", "save")
     }
     assert msgspec.structs.replace(flags, train=msgspec.structs.replace(flags.train, **only_in_files)) == PLAN
 
@@ -228,6 +230,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"train": {"clip_norm": -1.5}}, "clip_norm=-1.5"),
         ({"train": {"seed": -1}}, "seed=-1: it must be from 0"),
         ({"train": {"seed": 2**63}}, f"seed={2**63}"),
+        ({"train": {"warm_up": -1.0}}, "warm_up=-1: it must be a number of epochs, 0 or more"),
         ({"train": {"schedule": "sometimes"}}, "unknown schedule 'sometimes'; known: constant, cosine"),
         ({"strategy": "nope"}, "unknown strategy 'nope'; known: "),
         ({"strategy": "all-reduce:topology=star"}, "unknown topology 'star'; known: "),

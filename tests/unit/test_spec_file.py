@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from manyhands import job, models, spec
+from manyhands import fairness, job, models, spec
 from manyhands import plan as plans
 from manyhands.data import DATASETS
 from manyhands.plan import Cluster, Plan, Train
@@ -44,8 +44,10 @@ def test_the_sections_that_name_something() -> None:
 def test_optimizers_are_those_of_the_code() -> None:
     text = PAGE.read_text().partition("Optimizers: ")[2]
     assert set(re.findall(r"`(\w+)`", text.partition(", with")[0])) == set(job.OPTIMIZERS)
-    assert {job.DEFAULT_OPTIMIZER, *job.OPTIMIZER_OF.values()} == set(re.findall(r"`(\w+:lr=[^`]+)`", text))
-    assert set(job.OPTIMIZER_OF) == set(re.findall(r"`(\w+)`", text.partition("momentum=0.9`; for")[2]))
+    assert {fairness.BASE, *fairness.BASE_OF.values()} == set(re.findall(r"`(\w+:lr=[^`]+)`", text))
+    assert set(fairness.BASE_OF) == set(
+        re.findall(r"`(\w+)`", text.partition("momentum=0.9`; for")[2].partition(". Under")[0])
+    )
 
 
 def check(path: Path) -> Plan:

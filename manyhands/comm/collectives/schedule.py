@@ -47,12 +47,12 @@ class Schedule:
 
     @cached_property
     def turns(self) -> tuple[tuple[Turn, ...], ...]:
-        """For each rank its turns in order, without the rounds in which it idles."""
+        """For each rank its turns, one for every round, also where it idles."""
         turns: list[list[Turn]] = [[] for _ in range(self.size)]
         for transfers in self.rounds:
             sends = {transfer.source: transfer for transfer in transfers}
             receives = {transfer.target: transfer for transfer in transfers}
-            for rank in sends.keys() | receives.keys():
+            for rank in range(self.size):
                 turns[rank].append((sends.get(rank), receives.get(rank)))
         return tuple(map(tuple, turns))
 

@@ -1,0 +1,134 @@
+"""One asynchronous parameter server and two workers on one host: ours, torch RPC, TensorFlow, and DDP as a yardstick.
+
+All have the same cores, not pinned: three or four processes share them as the kernel sees fit. Workers have one thread.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from common import RATIO_HEADER, interleave, ratio, say, table
+from jobs import JOBS
+from processes import HERE, free_ports, loopback, run_commands, run_each, run_ours
+
+from manyhands.cluster import cores
+from manyhands.cluster.cores import Layout
+
+WORKERS = 2
+BATCH = 32
+TENSORFLOW = HERE.parent / ".peers" / "bin" / "python"
+
+TITLES = {
+    "ours": "ours, parameter-server:async",
+    "rpc": "torch RPC server",
+    "tensorflow": "TensorFlow ParameterServerStrategy",
+    "ddp": "DDP (Gloo)",
+}
+TARGETS = {
+    ("rpc", "mlp"): 3.0,
+    ("rpc", "vgg16"): 2.0,
+    ("tensorflow", "mlp"): 1.5,
+    ("tensorflow", "alexnet"): 1.5,
+}
+DEFAULT_JOBS = ["mlp", "vgg16", "alexnet"]
+
+Turn = list[dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=DEFAULT_JOBS, metavar="JOB")
+    parser.add_argument(
+        "--contenders", nargs="+", choices=TITLES, default=list(TITLES), metavar="C", help=", ".join(TITLES)
+    )
+    parser.add_argument(
+        "--steps", type=int, default=15, help="timed steps of each worker per turn (default 15)"
+    )
+    parser.add_argument("--warm-up", type=int, default=4, help="steps before those (default 4)")
+
+
+def runners() -> dict[str, Callable[[list[str]], Turn]]:
+    everyone = Layout(cores=((),) * WORKERS, threads=1, server_cores=((),))
+    with_server = Layout(cores=((),) * (WORKERS + 1), threads=1)
+    ours = ["ours", "--strategy", "parameter-server:async"]
+    script = "train_worker.py"
+    return {
+        "ours": lambda job: run_ours(script, [*ours, *job], everyone, servers=1),
+        "rpc": lambda job: run_each(script, ["rpc", *job], with_server, loopback()),
+        "tensorflow": run_tensorflow,
+        "ddp": lambda job: run_each(script, ["ddp", *job], cores.layout(WORKERS, 1), loopback()),
+    }
+
+
+def run_tensorflow(job: list[str]) -> Turn:
+    """A coordinator, a server and two workers, which are servers too and end when the coordinator has."""
+    ports = iter(free_ports(WORKERS + 2))
+    roles = [("worker", WORKERS), ("ps", 1), ("chief", 1)]
+    cluster = {role: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for role, count in roles}
+    script = [str(TENSORFLOW), str(HERE / "tensorflow_peer.py")]
+    commands = [
+        [*script, role, str(index), "--cluster", json.dumps(cluster), *job]
+        for role, count in roles
+        for index in range(count)
+    ]
+    # The last one decides when it is over: the others serve until they are ended.
+    return run_commands(commands, {"OMP_NUM_THREADS": "1"})
+
+
+def samples_per_second(turn: Turn) -> float:
+    """Of all workers together: each at its median step, or over all steps where one process has timed them all."""
+    losses = [value for process in turn for value in process["losses"]]
+    if not losses or not all(map(math.isfinite, losses)):
+        raise SystemExit(f"a loss is not a finite number: {losses}")
+    if "step_s" in turn[0]:
+        return float(sum(worker["batch"] / statistics.median(worker["step_s"]) for worker in turn))
+    ends = turn[0]["ended_at"]
+    return float(turn[0]["batch"] * (len(ends) - 1) / (ends[-1] - ends[0]))
+
+
+def left_out(contenders: list[str]) -> list[str]:
+    """Those that can run here."""
+    if "tensorflow" in contenders and not TENSORFLOW.exists():
+        say(
+            "TensorFlow is left out: it is not installed; `make peers` does that, in an environment of its own"
+        )
+        return [name for name in contenders if name != "tensorflow"]
+    return contenders
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    contenders = left_out(options.contenders)
+    results = {}
+    for name in options.jobs:
+        job = ["--job", name, "--steps", str(options.steps), "--warm-up", str(options.warm_up)]
+        started = {who: partial(start, job) for who, start in runners().items() if who in contenders}
+        raw = interleave(started, options.rounds, name)
+        rates = {who: [samples_per_second(turn) for turn in turns] for who, turns in raw.items()}
+        speeds = [
+            [TITLES[who], f"{statistics.median(each):.1f}", f"{min(each):.1f}–{max(each):.1f}"]
+            for who, each in rates.items()
+        ]
+        found = [
+            ratio(f"ours ÷ {TITLES[other]}", rates["ours"], rates[other], TARGETS.get((other, name)))
+            for other in rates
+            if "ours" in rates and other != "ours"
+        ] + [
+            ratio(f"{TITLES[other]} ÷ DDP", rates[other], rates["ddp"])
+            for other in ("rpc", "tensorflow")
+            if other in rates and "ddp" in rates
+        ]
+        print(
+            table(
+                f"{JOBS[name].title}, batch {BATCH} per worker", ["samples/s", "median", "per round"], speeds
+            )
+        )
+        print(table("", RATIO_HEADER, [line.cells() for line in found]), flush=True)
+        results[name] = {
+            "samples_per_second": rates,
+            "ratios": [line.record() for line in found],
+            "turns": raw,
+        }
+    return results

@@ -1,0 +1,70 @@
+"""The terms on which strategies are compared: the same samples for all, and a learning rate that fits the update.
+
+docs/comparing-fairly.md says why. In short, with k the number of workers' batches that go into one update:
+
+    rate = base rate × min(k, 4)       SGD: the linear scaling rule with warm-up (Goyal et al. 2017)
+    rate = base rate × √min(k, 4)      methods that divide by the gradient's size: Adam and its relatives
+    updates = samples ÷ (batch × k)
+"""
+
+import math
+from dataclasses import dataclass
+
+from manyhands import spec
+from manyhands.strategies.strategy import Strategy
+
+# What trains each model without a search, with updates from one batch: plain nets need a smaller rate than those
+# with batch norm, language models Adam.
+BASE = "sgd:lr=0.025,momentum=0.9"
+BASE_OF = {
+    "alexnet": "sgd:lr=0.005,momentum=0.9",
+    "vgg16": "sgd:lr=0.005,momentum=0.9",
+    "vgg19": "sgd:lr=0.005,momentum=0.9",
+    "lstm": "adamw:lr=0.0015",
+    "transformer": "adamw:lr=0.0007",
+}
+
+MOST_BATCHES = 4  # the rate grows no further: beyond, small networks no longer follow the linear rule
+WARM_UP_EPOCHS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """With what, and how carefully, a strategy trains where the person has not said."""
+
+    optimizer: str
+    warm_up_epochs: float
+    batches_per_update: int
+    why: str
+
+
+def terms(model: str, strategy: Strategy, workers: int, *, accumulate: int = 1) -> Terms:
+    """The optimizer for this model under this strategy, and the reason in one sentence."""
+    name, _, settings = spec.split(BASE_OF.get(spec.split(model)[0], BASE))
+    base = float(settings["lr"])
+    batches = strategy.batches_per_update(workers) * accumulate
+    scaled = min(batches, MOST_BATCHES)
+    is_linear = name == "sgd"
+    rate = base * (scaled if is_linear else math.sqrt(scaled))
+    settings["lr"] = f"{rate:.3g}"
+    text = f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}"
+    if batches == 1:
+        why = f"learning rate {rate:.3g}: every update is made from one batch"
+    else:
+        factor = f"{scaled}" if is_linear else f"√{scaled}"
+        limit = f", of which {MOST_BATCHES} count" if batches > MOST_BATCHES else ""
+        why = (
+            f"learning rate {rate:.3g} = {base:g} × {factor}, reached in the first epoch: "
+            f"every update is made from {batches} batches{limit}"
+        )
+    return Terms(
+        optimizer=text,
+        warm_up_epochs=WARM_UP_EPOCHS if batches > 1 else 0.0,
+        batches_per_update=batches,
+        why=why,
+    )
+
+
+def updates(samples: int, batch: int, batches_per_update: int) -> int:
+    """How many updates a strategy makes from the samples that all of them get."""
+    return -(-samples // (batch * batches_per_update))

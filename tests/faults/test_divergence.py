@@ -1,0 +1,87 @@
+"""Runs whose loss leaves the numbers end with one sentence, and leave the checkpoint that they had."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from manyhands.cluster.world import World
+from manyhands.errors import Diverged
+from manyhands.sessions import Session
+from tests.crew import in_threads
+from tests.end_to_end.commands import manyhands, parameters
+
+ONE_WORKER = """
+import torch
+import manyhands as mh
+
+model = torch.nn.Linear(1, 1)
+session = mh.session(
+    model, torch.optim.SGD(model.parameters(), lr=0.5), lambda model, batch: (model(batch) * batch).mean()
+)
+for step in range(1, 1000):
+    bad = step == 7 and session.world.rank == 1
+    session.step(torch.full((4, 1), float("inf") if bad else 1e-3))
+    if step % 5 == 0:
+        session.save()
+"""
+
+
+def test_a_huge_rate_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    done = manyhands(
+        *("train", "--steps", "200", "--optimizer", "sgd:lr=100000", "--out", "run", "--json"), cwd=tmp_path
+    )
+    refusal = done.refusal()
+    assert "the loss is" in refusal
+    assert "learning rate 100000 is too high" in refusal
+
+
+def test_one_worker_alone_ends_the_run_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ONE_WORKER)
+    done = manyhands("launch", "--workers", "2", "--out", "run", "script.py", cwd=tmp_path)
+    assert "step 7 on worker 1: the loss is" in done.refusal()
+    assert [path.name for path in (tmp_path / "run/checkpoints").glob("step-*")] == ["step-00000005"]
+    assert all(torch.isfinite(value).all() for value in parameters(tmp_path / "run").values())
+
+
+def test_a_rising_loss_is_told_once_and_recorded(tmp_path: Path) -> None:
+    def work(world: World) -> None:
+        model = nn.Linear(1, 1)
+        grown = iter(torch.arange(1.0, 1000.0))
+        session = Session(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.0),
+            lambda model, batch: next(grown) + 0 * model(batch).sum(),
+            world=world,
+            out=tmp_path,
+        )
+        for _ in range(320):
+            session.step(torch.ones(2, 1))
+        session.finish()
+
+    in_threads(1, work)
+    records = [json.loads(line) for line in (tmp_path / "events/worker-0.jsonl").read_text().splitlines()]
+    warned = [record for record in records if record["kind"] == "warning"]
+    assert len(warned) == 1
+    assert "rising" in warned[0]["text"]
+
+
+def test_parameters_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
+    def work(world: World) -> None:
+        model = nn.Linear(1, 1)
+        session = Session(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            lambda model, batch: model(batch).mean(),
+            world=world,
+        )
+        session.save(tmp_path)
+        with torch.no_grad():
+            model.weight.fill_(float("nan"))
+        session.save(tmp_path)
+
+    with pytest.raises(Diverged, match="not finite after step 0, and are not saved"):
+        in_threads(2, work)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000000"]

@@ -1,0 +1,121 @@
+"""One rule for the learning rate and the number of updates, used where the person names no optimizer."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from manyhands import fairness, job, strategies
+from manyhands.plan import Cluster, Plan, Train
+from manyhands.strategies import STRATEGIES
+from manyhands.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together(Strategy):
+    synchronous: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class EachAlone(Strategy):
+    pass
+
+
+def rate(terms: fairness.Terms) -> float:
+    return float(terms.optimizer.partition("lr=")[2].partition(",")[0])
+
+
+@pytest.mark.parametrize(("workers", "scale"), [(1, 1), (2, 2), (4, 4), (8, 4)])
+def test_the_rate_grows_with_the_batches_in_an_update_up_to_a_limit(workers: int, scale: int) -> None:
+    base = rate(fairness.terms("cnn", EachAlone(), workers))
+    together = fairness.terms("cnn", Together(), workers)
+    assert rate(together) == pytest.approx(scale * base)
+    assert together.batches_per_update == workers
+    assert together.warm_up_epochs == (1.0 if workers > 1 else 0.0)
+    assert f"{rate(together):g}" in together.why
+    assert together.optimizer.endswith("momentum=0.9")
+
+
+def test_one_batch_per_update_has_the_base_rate_and_no_warm_up() -> None:
+    for workers in (1, 4):
+        terms = fairness.terms("cnn", EachAlone(), workers)
+        assert (terms.optimizer, terms.warm_up_epochs) == (fairness.BASE, 0.0)
+
+
+def test_methods_that_divide_by_the_gradient_scale_with_the_root() -> None:
+    base = fairness.terms("transformer", Together(), 1)
+    four = fairness.terms("transformer", Together(), 4)
+    assert rate(four) == pytest.approx(2 * rate(base))
+    assert four.optimizer.startswith("adamw:")
+
+
+def test_accumulated_batches_are_in_the_update_too() -> None:
+    assert rate(fairness.terms("cnn", EachAlone(), 4, accumulate=2)) == pytest.approx(
+        2 * rate(fairness.terms("cnn", EachAlone(), 4))
+    )
+
+
+def test_all_see_the_same_samples_and_differ_in_updates() -> None:
+    epoch = 1280
+    assert fairness.updates(epoch, 32, 4) == 10
+    assert fairness.updates(epoch, 32, 1) == 40
+    assert fairness.updates(epoch + 1, 32, 4) == 11
+
+
+def test_averaging_after_every_step_is_an_update_from_all() -> None:
+    often, rarely = strategies.parse("local-sgd:period=1"), strategies.parse("local-sgd:period=2")
+    assert often.batches_per_update(4) == 4
+    assert rarely.batches_per_update(4) == 1
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_says_how_many_batches_an_update_has(name: str) -> None:
+    strategy = strategies.parse(name)
+    assert 1 <= strategy.batches_per_update(4) <= 4
+    assert strategy.batches_per_update(1) == 1
+    if strategy.synchronous:
+        assert strategy.batches_per_update(4) == 4
+
+
+def test_a_plan_without_an_optimizer_gets_one_and_says_why() -> None:
+    plan = Plan(cluster=Cluster(workers=4))
+    fair, why = plan.on_fair_terms()
+    assert fair.train.optimizer == "sgd:lr=0.1,momentum=0.9"
+    assert fair.train.warm_up == 1.0
+    assert "4 batches" in why
+    assert fair.on_fair_terms() == (fair, ""), "what a plan says is left alone"
+
+
+def test_what_the_person_gives_is_left_alone() -> None:
+    plan = Plan(train=Train(optimizer="sgd:lr=3"), cluster=Cluster(workers=4))
+    assert plan.on_fair_terms() == (plan, "")
+    careful, _ = Plan(train=Train(warm_up=3.0), cluster=Cluster(workers=4)).on_fair_terms()
+    assert careful.train.warm_up == 3.0
+
+
+def rates(train: Train, total: int, steps_per_epoch: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = job.scheduled(optimizer, train, total, steps_per_epoch)
+    seen = []
+    for _ in range(total):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+    return seen
+
+
+def test_the_rate_grows_from_nothing_and_stays() -> None:
+    assert rates(Train(warm_up=2.0), 6, 2) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+    assert rates(Train(warm_up=0.0), 3, 2) == [1, 1, 1]
+    cosine = rates(Train(schedule="cosine"), 4, 2)
+    both = rates(Train(schedule="cosine", warm_up=1.0), 4, 2)
+    assert both == pytest.approx([cosine[0] / 2, *cosine[1:]])
+
+
+def test_the_rule_needs_no_torch() -> None:
+    code = "import sys, manyhands.fairness; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
