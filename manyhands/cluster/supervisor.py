@@ -44,14 +44,16 @@ def run(
     on_tick: Callable[[], None],
     on_line: Callable[[int, str], None],
     on_output: Callable[[int, str], None] | None = None,
-    prefix: Callable[[int], list[str]] = lambda rank: [],
+    prefix: Callable[[int], list[str]] | None = None,
+    load: str | None = None,
     arena: bool = True,
 ) -> Outcome:
     """Run `command` (a script or `-m` and a module, with its arguments) in every worker until all have ended.
 
     `on_line` gets what they say on standard error, and on standard output unless `on_output` takes that.
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
-    and must replace itself by it, as `nice` and `ip netns exec` do. Call this from the main thread: signals
+    and must replace itself by it, as `nice` and `ip netns exec` do. With `load` and without a prefix, workers are forks
+    of one process that has imported that module. Call this from the main thread: signals
     go there, and the workers die with it.
     """
     ours = {local.SIZE: str(workers), local.LAUNCHER_PID: str(os.getpid())}
@@ -59,17 +61,23 @@ def run(
     if run_dir is not None:
         ours[local.RUN_DIR] = str(run_dir)
     with _Signals() as signals, Crew(on_line, on_output or on_line, arena=arena) as crew:
-        for rank in range(workers):
-            cores = ",".join(str(core) for core in layout.cores[rank])
-            worker = [*prefix(rank), sys.executable, "-m", "manyhands.cluster.worker", *command]
-            crew.start(worker, {**os.environ, **environ, **ours, local.CORES: cores})
+        environs = [
+            {**os.environ, **environ, **ours, local.CORES: ",".join(map(str, layout.cores[rank]))}
+            for rank in range(workers)
+        ]
+        if load and workers > 1 and prefix is None:
+            crew.hatch(command, environs, load=load)
+        else:
+            for rank, each in enumerate(environs):
+                before = prefix(rank) if prefix else []
+                crew.start([*before, sys.executable, "-m", "manyhands.cluster.worker", *command], each)
         return _watch(crew, signals, on_tick)
 
 
 def _watch(crew: Crew, signals: "_Signals", on_tick: Callable[[], None]) -> Outcome:
     deaths: list[Worker] = []
     blame_at = tick_at = 0.0
-    while crew.running:
+    while crew.busy:
         now = time.monotonic()
         if now >= tick_at:
             on_tick()

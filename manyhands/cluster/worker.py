@@ -25,13 +25,15 @@ from manyhands.errors import ManyhandsError, PeerLost, UsageError
 before_termination: list[Callable[[], None]] = []
 """Called in order when the worker is told to end, within the second or so before it is killed."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LEAVE_WITHIN_S = 1.0
 
 
 def main() -> None:
     """Prepare this process, run the script as `__main__`, and end with an exit code that says how it went."""
     _die_with_the_launcher()
+    if local.RANK in os.environ:  # what `top` shows
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"worker {os.environ[local.RANK]}".encode())
     signal.signal(signal.SIGTERM, _terminate)
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -48,6 +48,13 @@ class Comm:
     rank = 0
     size = 1
 
+    def vector(self, length: int, dtype: torch.dtype) -> Tensor:
+        """A zero-filled vector that this comm can sum fastest; all must ask, in the same order."""
+        return torch.zeros(length, dtype=dtype)
+
+    def give_back(self, vector: Tensor) -> None:
+        """Return the memory of a `vector`, whose contents are lost; all must, and nobody may still use it."""
+
     def sum_(self, vector: Tensor) -> None:
         """The sum over all replicas, the same bits everywhere."""
 

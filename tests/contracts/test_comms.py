@@ -42,6 +42,33 @@ def test_sums_of_every_length_again_and_again(kind: str, workers: int) -> None:
             assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", COMMS)
+def test_vectors_of_the_comm_sum_like_any_other_and_so_do_their_parts(kind: str, workers: int) -> None:
+    length, part = 9 * CHUNK + 7, slice(CHUNK + 3, 5 * CHUNK)
+
+    def work(world: World) -> list[Tensor]:
+        comm = COMMS[kind](world)
+        first, second = (comm.vector(length, dtype) for dtype in (torch.float32, torch.int32))
+        for vector in (first, second):
+            assert not vector.any()
+            vector.copy_(torch.arange(length) % 1000 + world.rank)
+            comm.sum_(vector)
+            comm.sum_(vector[part])
+        results = [first.clone(), second.clone()]
+        for vector in (first, second):
+            comm.give_back(vector)
+        ordinary = torch.ones(length)
+        comm.sum_(ordinary)
+        assert bool((ordinary == workers).all())
+        return results
+
+    want = (torch.arange(length) % 1000) * workers + sum(range(workers))
+    want[part] *= workers
+    for results in in_threads(workers, work):
+        assert all(torch.equal(got, want.to(got.dtype)) for got in results)
+
+
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("kind", COMMS)
 def test_replicas_end_bit_identical(kind: str, workers: int) -> None:

@@ -120,11 +120,9 @@ class Running:
         self.processes = descendants(self.launcher.pid)
         for pid in self.processes:
             with contextlib.suppress(OSError):
-                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                for line in environ:
-                    name, _, value = line.partition(b"=")
-                    if name == b"MANYHANDS_RANK":
-                        self.workers[int(value)] = pid
+                kind, _, rank = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
+                if kind == "worker":
+                    self.workers[int(rank)] = pid
         assert sorted(self.workers) == [0, 1]
 
     def stepping(self) -> list[Path]:
