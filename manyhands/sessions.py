@@ -152,6 +152,7 @@ class Session:
             lanes=lanes,
             clip_norm=clip_norm,
             agree=comm.copy_ if self.strategy.synchronous else None,
+            memory=comm if device == "cpu" and not shared else None,
         )
         spread(replica, comm, self.world)
         return replica, comm

@@ -116,6 +116,7 @@ def run_workers(
             layout=layout,
             environ=dict(environ),
             run_dir=run,
+            load="manyhands.sessions",  # what every worker imports, PyTorch above all
             on_tick=progress.refresh,
             on_line=on_line,
             on_output=on_output if pass_output and not sys.stdout.isatty() else None,

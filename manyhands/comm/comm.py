@@ -74,6 +74,13 @@ class Comm:
     size = 1
     servers: Served | None = None  # where the run has some
 
+    def vector(self, length: int, dtype: torch.dtype) -> Tensor:
+        """A zero-filled vector that this comm can sum fastest; all must ask, in the same order."""
+        return torch.zeros(length, dtype=dtype)
+
+    def give_back(self, vector: Tensor) -> None:
+        """Return the memory of a `vector`, whose contents are lost; all must, and nobody may still use it."""
+
     def sum_(self, vector: Tensor) -> None:
         """The sum over all replicas, the same bits everywhere."""
 

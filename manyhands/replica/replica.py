@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,14 @@ class Share:
         return sum(samples for _, samples in self.parts)
 
 
+class Memory(Protocol):
+    """Gives vectors, and takes them back."""
+
+    def vector(self, length: int, dtype: torch.dtype) -> Tensor: ...
+
+    def give_back(self, vector: Tensor) -> None: ...
+
+
 class Replica:
     """The model's parameters and gradients as flat vectors over the real storage."""
 
@@ -60,6 +68,7 @@ class Replica:
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
+        memory: Memory | None = None,
         span_bytes: int = SPAN_BYTES,
         lent: Lent | None = None,
     ) -> None:
@@ -72,6 +81,8 @@ class Replica:
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
         self.lent = lent
+        self._memory = memory  # for what this worker has to itself; else ordinary memory
+        self._borrowed: list[Tensor] = []
         self._home = host  # whose memory the parameters are in
         # The workers that add up their gradients and divide the updates; without them each updates everything.
         self._host = host if together else None
@@ -133,9 +144,12 @@ class Replica:
         return self._vector(length, dtype)
 
     def _vector(self, length: int, dtype: torch.dtype, on_device: bool = True) -> Tensor:
-        """What the workers that step together have in common."""
+        """What the workers that step together have in common; one of them has it to itself."""
         if self._host and self._workers > 1:
             return self._host.allocate(length, dtype)
+        if self._memory and on_device:
+            self._borrowed.append(self._memory.vector(length, dtype))
+            return self._borrowed[-1]
         return torch.zeros(length, dtype=dtype, device=self._device if on_device else "cpu")
 
     def _move_in(self) -> None:
@@ -258,6 +272,7 @@ class Replica:
             else:
                 self._update(part)
         if span is None:
+            self._clip_is_due = True  # also for gradients that are not those of the last backward pass
             self._apply_clipped()
 
     def _apply_clipped(self) -> None:
@@ -354,6 +369,9 @@ class Replica:
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()
+        for vector in self._borrowed:
+            assert self._memory is not None
+            self._memory.give_back(vector)
         if self._home:
             self._home.barrier()
             if self.leads and self._home.size > 1:

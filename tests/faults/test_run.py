@@ -121,11 +121,9 @@ class Running:
         self.processes = descendants(self.launcher.pid)
         for pid in self.processes:
             with contextlib.suppress(OSError):
-                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                for line in environ:
-                    name, _, value = line.partition(b"=")
-                    if name == b"MANYHANDS_RANK":
-                        self.workers[int(value)] = pid
+                kind, _, number = Path(f"/proc/{pid}/comm").read_text().strip().partition(" ")
+                if kind in ("worker", "server"):
+                    self.workers[int(number) + (2 if kind == "server" else 0)] = pid
         assert set(self.workers) >= {0, 1}  # servers come after them
 
     def stepping(self) -> list[Path]:
