@@ -246,7 +246,7 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
         ("manyhands train --model resnet20 --data cifar10 --fetch", "colour pictures"),
         ("manyhands list strategies", "other ways to distribute it"),
     ]
-    if out is not None:
+    if out is not None and not (stale and stale["max"]):
         tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", "the same run again, to the bit"))
     width = max(len(command) for command, _ in tries)
     for command, why in tries:
