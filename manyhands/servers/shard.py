@@ -247,7 +247,7 @@ class Shard:
 
     def _values(self, worker: int, group: Group, vector: str) -> Reply:
         version = int(self._versions[group.index])
-        values = Values(group=group.index, version=version, floor=self._clocks.floor, vector=vector)
+        values = Values(group=group.index, version=version, vector=vector)
         return worker, values, self._vectors[vector][group.slice]
 
     def news(self) -> dict[str, Any]:
