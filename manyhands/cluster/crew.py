@@ -29,9 +29,8 @@ _GUARD = 'while read -r pid; do groups="$groups -$pid"; done; kill -s KILL -- $g
 class Worker:
     """One process: its descriptors, its exit code and its last lines on standard error."""
 
-    def __init__(self, rank: int, name: str, pid: int, output: int, error: int) -> None:
+    def __init__(self, rank: int, pid: int, output: int, error: int) -> None:
         self.rank = rank
-        self.name = name  # `worker 1`, `server 0`
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.code = 0
@@ -102,9 +101,8 @@ def _text(line: bytes) -> str:
 class _Ends:
     """Both ends of a worker's pipes, until it has its own and the worker's `_Stream`s have ours."""
 
-    def __init__(self, rank: int, name: str) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.name = name
         self.output, self.their_output = os.pipe()
         self.error, self.their_error = os.pipe()
         self.their_permission, self.permission = os.pipe()
@@ -145,7 +143,12 @@ class Crew:
     """All workers of a run; leaving the context ends every process and closes every descriptor."""
 
     def __init__(
-        self, on_line: Callable[[int, str], None], on_output: Callable[[int, str], None], *, arena: bool
+        self,
+        on_line: Callable[[int, str], None],
+        on_output: Callable[[int, str], None],
+        *,
+        arena: bool,
+        name: Callable[[int], str] = lambda rank: f"worker {rank}",
     ) -> None:
         self.running: list[Worker] = []
         self.size = 0
@@ -153,6 +156,7 @@ class Crew:
         self._on_line = on_line
         self._on_output = on_output
         self._arena = arena
+        self._name = name
         self._kill_at = _NEVER
         self._nursery: subprocess.Popen[bytes] | None = None
         self._unhatched: list[_Ends] = []  # of workers that may not begin yet
@@ -179,9 +183,9 @@ class Crew:
         """Whether any worker runs or will."""
         return bool(self.running or self._unhatched)
 
-    def start(self, name: str, command: list[str], environ: dict[str, str]) -> None:
-        """Start the next process, in its own process group so that a terminal's Ctrl-C reaches only us."""
-        with _Ends(self.size, name) as ends:
+    def start(self, command: list[str], environ: dict[str, str]) -> None:
+        """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us."""
+        with _Ends(self.size) as ends:
             try:
                 process = subprocess.Popen(
                     command,
@@ -193,17 +197,15 @@ class Crew:
                     process_group=0,
                 )
             except OSError as error:
-                raise ManyhandsError(f"cannot start {name}: {error}.") from error
+                raise ManyhandsError(f"cannot start {self._name(self.size)}: {error}.") from error
             process.returncode = 0  # reaping is our business, not that object's
             self.size += 1
             self._add(ends, process.pid)
 
-    def hatch(
-        self, names: list[str], command: list[str], environs: list[dict[str, str]], *, load: str
-    ) -> None:
-        """Start all processes as forks of one that has imported `load`; they appear while we `wait`."""
-        self.size = len(names)
-        self._unhatched = [_Ends(rank, name) for rank, name in enumerate(names)]
+    def hatch(self, command: list[str], environs: list[dict[str, str]], *, load: str) -> None:
+        """Start all workers as forks of one process that has imported `load`; they appear while we `wait`."""
+        self.size = len(environs)
+        self._unhatched = [_Ends(rank) for rank in range(self.size)]
         brood = nursery.Brood(
             load=load,
             command=command,
@@ -232,7 +234,7 @@ class Crew:
 
     def _add(self, ends: "_Ends", pid: int) -> None:
         """A worker is there: watch it from now on, and let it begin."""
-        worker = Worker(ends.rank, ends.name, pid, ends.output, ends.error)
+        worker = Worker(ends.rank, pid, ends.output, ends.error)
         self.running.append(worker)
         assert self._guard.stdin
         with contextlib.suppress(BrokenPipeError):

@@ -64,25 +64,36 @@ def run(
     ours[SERVERS] = str(servers)
     if run_dir is not None:
         ours[local.RUN_DIR] = str(run_dir)
-    with _Signals() as signals, Crew(on_line, on_output or on_line, arena=arena) as crew:
-        names = [f"worker {rank}" for rank in range(workers)] + [
-            f"server {index}" for index in range(servers)
+    with (
+        _Signals() as signals,
+        Crew(on_line, on_output or on_line, arena=arena, name=lambda rank: _name(rank, workers)) as crew,
+    ):
+        environs = [
+            {**os.environ, **environ, **ours, **_share(layout, rank, workers)}
+            for rank in range(workers + servers)
         ]
-        places = [*layout.cores, *(layout.server_cores or ((),) * servers)]
-        environs = []
-        for rank, cores in enumerate(places):
-            threads = layout.threads if rank < workers else layout.server_threads
-            own = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-            own[local.CORES] = ",".join(str(core) for core in cores)
-            environs.append({**os.environ, **environ, **ours, **own})
-        if load and len(names) > 1 and prefix is None:
-            crew.hatch(names, command, environs, load=load)
+        if load and len(environs) > 1 and prefix is None:
+            crew.hatch(command, environs, load=load)
         else:
-            for rank, (name, each) in enumerate(zip(names, environs, strict=True)):
+            for rank, each in enumerate(environs):
                 before = prefix(rank) if prefix else []
-                worker = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
-                crew.start(name, worker, each)
+                crew.start([*before, sys.executable, "-m", "manyhands.cluster.worker", *command], each)
         return _watch(crew, workers, signals, on_tick)
+
+
+def _share(layout: Layout, rank: int, workers: int) -> dict[str, str]:
+    """The cores and threads of one process."""
+    if rank < workers:
+        cores, threads = layout.cores[rank], layout.threads
+    else:
+        cores = layout.server_cores[rank - workers] if layout.server_cores else ()
+        threads = layout.server_threads
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    return {**counts, local.CORES: ",".join(map(str, cores))}
+
+
+def _name(rank: int, workers: int) -> str:
+    return f"worker {rank}" if rank < workers else f"server {rank - workers}"
 
 
 def _watch(crew: Crew, workers: int, signals: "_Signals", on_tick: Callable[[], None]) -> Outcome:
@@ -132,7 +143,7 @@ def _death(worker: Worker, workers: int) -> Outcome:
     return Outcome(
         ok=False,
         exit_code=worker.code if worker.code > 0 else 128 - worker.code,
-        message=f"{worker.name}{of} died: {describe_exit(worker.code)}",
+        message=f"{_name(worker.rank, workers)}{of} died: {describe_exit(worker.code)}",
         rank=worker.rank,
         tail=tuple(worker.tail),
     )

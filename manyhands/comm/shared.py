@@ -61,9 +61,9 @@ class SharedComm(Comm):
         self._transport = transport  # for pairs; made when they first meet, by all workers together
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
+        self._in_place: list[_Rows] = []
         self._background = Background()
         self._near: dict[int | None, SharedComm] = {}
-        self._in_place: list[_Rows] = []
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
         if self.size == 1 or not length or isinstance(self._host, Group):

@@ -30,6 +30,8 @@ DIFFERENT = list({strategies.parse(text): text for text in reversed(_texts)}.val
 ]  # each thing once
 SYNCHRONOUS = [text for text in DIFFERENT if strategies.parse(text).synchronous]
 TOGETHER = [text for text in SYNCHRONOUS if text != "single"]
+# Servers run any optimizer that takes one gradient per step.
+WITHOUT_SERVERS = [text for text in TOGETHER if not strategies.parse(text).rule]
 APART = [text for text in DIFFERENT if text not in SYNCHRONOUS]
 IN_STEP = [text for text in APART if strategies.parse(text).lockstep]  # others do not run twice alike
 
@@ -40,8 +42,6 @@ OTHER_ALONE = {
     "elastic-averaging": "the spring pulls a single worker back as well",
     "diloco": "the outer step has a rate and a momentum of its own",
 }
-# Servers run any optimizer that takes one gradient per step.
-WITHOUT_SERVERS = [text for text in TOGETHER if not strategies.parse(text).rule]
 
 
 class Net(nn.Module):

@@ -176,12 +176,12 @@ def test_strategies_with_replicas_of_their_own(
 ) -> None:
     """Hosts are groups, and sums go on in the background between hosts as well."""
     words = ["train", "--model", "mlp:hidden=64", "--steps", "7", "--batch", "16", "--strategy"]
-    spread = on_hosts(layout, [*words, strategy], tmp_path)
-    assert spread.summary["hosts"] == 2
+    said, _ = _run_on(layout, [*words, strategy, "--json", "--out", "run"], tmp_path)
+    assert json.loads(said[0])["hosts"] == 2
     alone = tmp_path / "alone"
     alone.mkdir()
     command = [str(BIN / "manyhands"), *words, the_same_on_one_host, "--threads", "1"]
-    command += ["--workers", str(spread.workers)]
+    command += ["--workers", str(sum(layout))]
     done = run([*command, "--json", "--out", "run"], alone)
     assert done.code == 0, done.err
     ours, theirs = parameters(spread.out), parameters(alone / "run")
