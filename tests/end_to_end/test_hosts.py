@@ -184,6 +184,6 @@ def test_strategies_with_replicas_of_their_own(
     command += ["--workers", str(sum(layout))]
     done = run([*command, "--json", "--out", "run"], alone)
     assert done.code == 0, done.err
-    ours, theirs = parameters(spread.out), parameters(alone / "run")
+    ours, theirs = parameters(tmp_path / "run"), parameters(alone / "run")
     for name, value in ours.items():
         assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name

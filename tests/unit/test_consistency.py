@@ -56,7 +56,7 @@ class Real:
         for group in GROUPS:
             self.params[group.slice] = float(group.index)
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
-        updates = Updates(optimizer, LAYOUT, self.params, None, allocate=torch.zeros)
+        updates = Updates(optimizer, LAYOUT, self.params, allocate=torch.zeros)
         self.grads = {worker: torch.zeros_like(self.params) for worker in range(WORKERS)}
         self.clocks = Clocks(rule, WORKERS)
         self.shard = Shard(
