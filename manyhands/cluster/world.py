@@ -21,7 +21,9 @@ from manyhands.comm.transports.c10d import C10dTransport
 from manyhands.comm.transports.host import Host
 from manyhands.comm.transports.mailbox import MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
+from manyhands.comm.transports.transport import Transport
 
+CHANNELS = 2  # of a schedule over a network
 STEP_TIMEOUT_S = 1800.0  # a peer that died is noticed at once; this is for one that stopped without dying
 
 
@@ -55,10 +57,18 @@ class World:
 
     def scheduled(self, topology: str) -> Comm:
         """The comm of replicas that each worker has for itself, with a named topology."""
-        far = C10dTransport(None) if len(self.hosts) > 1 else None
+        # Over a network somebody else moves the bytes; in a host's memory it would take the cores from computing.
+        several = len(self.hosts) > 1
+        channels = [
+            self._channel(number if several else None) for number in range(CHANNELS if several else 1)
+        ]
+        return ScheduledComm(channels, topology, self.hosts, self.comm)
+
+    def _channel(self, number: int | None) -> Transport:
+        """Messages that take host memory where they can, and the network, if any, under a number of their own."""
+        far = None if number is None else C10dTransport(None, tag=number)
         near = MailboxTransport(self.host)
-        transport = RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
-        return ScheduledComm(transport, topology, self.hosts, self.comm, overlaps=far is not None)
+        return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
