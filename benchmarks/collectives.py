@@ -1,5 +1,7 @@
 """The sum of a float32 vector over the processes of one machine: ours, Gloo and MPICH in turns.
 
+Ours twice: with vectors where replicas have theirs (in the host's memory, from `comm.vector`), and in ordinary memory.
+
 python benchmarks/collectives.py --out collectives.json
 python benchmarks/collectives.py --processes 2 --sizes 4kB 25MB
 """
@@ -26,6 +28,8 @@ SIZES = {
 OVER_GLOO = {2: 4.0, 4: 3.0}
 OVER_MPICH_SMALLEST, OVER_MPICH_LARGE, LARGE_BYTES = 0.2, 1.0, 256_000
 
+TITLES = {"ours": "ours", "ours-ordinary": "ours, ordinary memory"}
+
 Turn = list[dict[str, Any]]
 
 
@@ -34,6 +38,7 @@ def contenders(processes: int, options: list[str]) -> dict[str, Callable[[], Tur
     script = "sum_worker.py"
     return {
         "ours": lambda: run_ours(script, ["ours", *options], layout),
+        "ours-ordinary": lambda: run_ours(script, ["ours-ordinary", *options], layout),
         "gloo": lambda: run_each(script, ["gloo", *options], layout, loopback()),
         "mpich": lambda: run_launched(mpiexec(layout), script, ["mpich", *options]),
     }
@@ -76,7 +81,12 @@ def main() -> None:
             for text in sizes
         ]
         ratios: list[Ratio] = [
-            ratio(f"{text}, ours ÷ {other}", *speeds(seconds, other, text), target(other, processes, size))
+            ratio(
+                f"{text}, {TITLES[mine]} ÷ {other}",
+                *speeds(seconds, mine, other, text),
+                target(other, processes, size),
+            )
+            for mine in TITLES
             for other in ("gloo", "mpich")
             for text, size in sizes.items()
         ]
@@ -91,11 +101,10 @@ def main() -> None:
 
 
 def speeds(
-    seconds: dict[str, dict[str, list[float]]], other: str, text: str
+    seconds: dict[str, dict[str, list[float]]], mine: str, other: str, text: str
 ) -> tuple[list[float], list[float]]:
     """Sums per second of ours and the other, one number per round."""
-    mine, theirs = seconds["ours"][text], seconds[other][text]
-    return [1 / value for value in mine], [1 / value for value in theirs]
+    return [1 / value for value in seconds[mine][text]], [1 / value for value in seconds[other][text]]
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def main() -> None:
     )
     rank = own_seat().rank
     model = Bulk(options.bytes)
-    session = mh.session(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda model, batch: model(batch))
+    session = mh.session(
+        model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda model, batch: model(batch)
+    )
     ends: list[float] = []
     counted: list[tuple[int, int]] = []
     batch = torch.ones(1, 1)

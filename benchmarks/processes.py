@@ -110,7 +110,11 @@ def run_commands(commands: Sequence[Sequence[str]], environ: Mapping[str, str]) 
 
 
 def run_on_hosts(
-    hosts: EmulatedHosts, host_of: Sequence[int], script: str, options: Sequence[str], environ: Mapping[str, str]
+    hosts: EmulatedHosts,
+    host_of: Sequence[int],
+    script: str,
+    options: Sequence[str],
+    environ: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """Run a script in workers on emulated hosts: `host_of[rank]` says where each one is."""
     with TemporaryDirectory() as name:

@@ -7,10 +7,8 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from common import RATIO_HEADER, interleave, ratio, say, table
@@ -46,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contenders", nargs="+", choices=TITLES, default=list(TITLES), metavar="C", help=", ".join(TITLES)
     )
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each worker per turn (default 15)")
+    parser.add_argument(
+        "--steps", type=int, default=15, help="timed steps of each worker per turn (default 15)"
+    )
     parser.add_argument("--warm-up", type=int, default=4, help="steps before those (default 4)")
 
 
@@ -92,7 +92,9 @@ def samples_per_second(turn: Turn) -> float:
 def left_out(contenders: list[str]) -> list[str]:
     """Those that can run here."""
     if "tensorflow" in contenders and not TENSORFLOW.exists():
-        say("TensorFlow is left out: it is not installed; `make peers` does that, in an environment of its own")
+        say(
+            "TensorFlow is left out: it is not installed; `make peers` does that, in an environment of its own"
+        )
         return [name for name in contenders if name != "tensorflow"]
     return contenders
 
@@ -118,7 +120,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             for other in ("rpc", "tensorflow")
             if other in rates and "ddp" in rates
         ]
-        print(table(f"{JOBS[name].title}, batch {BATCH} per worker", ["samples/s", "median", "per round"], speeds))
+        print(
+            table(
+                f"{JOBS[name].title}, batch {BATCH} per worker", ["samples/s", "median", "per round"], speeds
+            )
+        )
         print(table("", RATIO_HEADER, [line.cells() for line in found]), flush=True)
         results[name] = {
             "samples_per_second": rates,

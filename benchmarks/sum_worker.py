@@ -4,7 +4,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,15 +23,27 @@ class Contender:
     sum_: Callable[[Tensor], object]
     barrier: Callable[[], object]
     leave: Callable[[], object]
+    vector: Callable[[int], Tensor] = torch.empty
 
 
 def ours() -> Contender:
+    """Vectors where our replicas have theirs: in the host's memory."""
     from manyhands.cluster.world import join
 
     world = join()
     return Contender(
-        rank=world.rank, size=world.size, sum_=world.comm.sum_, barrier=world.host.barrier, leave=world.close
+        rank=world.rank,
+        size=world.size,
+        sum_=world.comm.sum_,
+        barrier=world.host.barrier,
+        leave=world.close,
+        vector=lambda length: world.comm.vector(length, torch.float32),
     )
+
+
+def ours_ordinary() -> Contender:
+    """Vectors in ordinary memory, which have to be copied in and out."""
+    return replace(ours(), vector=torch.empty)
 
 
 def gloo() -> Contender:
@@ -60,12 +72,12 @@ def mpich() -> Contender:
     )
 
 
-CONTENDERS = {"ours": ours, "gloo": gloo, "mpich": mpich}
+CONTENDERS = {"ours": ours, "ours-ordinary": ours_ordinary, "gloo": gloo, "mpich": mpich}
 
 
 def measure(contender: Contender, size_bytes: int, quick: bool) -> dict[str, float]:
     """The median time of a sum of this size, as this process sees it."""
-    vector = torch.empty(size_bytes // 4)
+    vector = contender.vector(size_bytes // 4)
     check(contender, vector)
     trial = _timed(contender, vector)
     # All must repeat as often, so they agree: the mean of what each would do (whole numbers sum exactly).

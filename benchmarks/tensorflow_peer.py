@@ -38,7 +38,9 @@ class Net:
 
     def _variable(self, shape, scale):
         if not self._is_built:
-            self.variables.append(tf.Variable(tf.random.normal(shape, stddev=scale, seed=len(self.variables))))
+            self.variables.append(
+                tf.Variable(tf.random.normal(shape, stddev=scale, seed=len(self.variables)))
+            )
         self._next += 1
         return self.variables[self._next - 1]
 
@@ -121,7 +123,11 @@ def coordinate(options, resolver):
         results = [coordinator.schedule(step, (iterator,)) for _ in range(options.workers * count)]
         coordinator.join()
     found = sorted((float(at), float(loss)) for loss, at in coordinator.fetch(results))
-    result = {"batch": options.batch, "ended_at": [at for at, _ in found], "losses": [loss for _, loss in found]}
+    result = {
+        "batch": options.batch,
+        "ended_at": [at for at, _ in found],
+        "losses": [loss for _, loss in found],
+    }
     (options.folder / "rank-0.json").write_text(json.dumps(result))
 
 

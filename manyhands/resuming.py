@@ -32,6 +32,7 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
     everyone_has_its_own = session.servers is None and not owners_differ(session.replica)
     others, apart = collect_apart(own, states, world) if everyone_has_its_own else ({}, {})
     tensors = own | others | model_tensors(session.replica)
+    settings = _settings_of_all(session)
     random = world.gather(torch.get_rng_state().numpy().tobytes())
     problem = ""
     if world.rank == 0:
@@ -46,7 +47,8 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
             "optimizer": states,
             "apart": apart,
             "optimizer_class": type(session.optimizer).__name__,
-            "groups": [_plain(group) for group in session.optimizer.param_groups],
+            "groups": settings[0],
+            "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
             "scheduler": _plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
             "random": [state.hex() for state in random],
             "extra": extra,
@@ -96,7 +98,10 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
     session.steps = session.replica.steps = record["steps"]
     session.epoch, session.position = record["epoch"], record["position"]
     session.samples, session.seed = record["samples"], record["seed"]
-    for group, saved in zip(session.optimizer.param_groups, record["groups"], strict=True):
+    groups = record["groups"]
+    if record["workers"] == world.size:
+        groups = record["groups_apart"].get(str(world.rank), groups)
+    for group, saved in zip(session.optimizer.param_groups, groups, strict=True):
         group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
     if session.scheduler is not None and record["scheduler"] is not None:
         now = session.scheduler.state_dict()
@@ -106,6 +111,12 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
         state = bytes.fromhex(record["random"][world.rank])
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return dict(record["extra"])
+
+
+def _settings_of_all(session: "Session") -> list[Any]:
+    """The optimizers' settings, by rank: some strategies let them differ."""
+    own = [_plain(group) for group in session.optimizer.param_groups]
+    return [json.loads(row) for row in session.world.gather(json.dumps(own).encode())]
 
 
 def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:

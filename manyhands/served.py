@@ -1,5 +1,6 @@
 """A session whose parameters are on servers: both ends of it, its state in checkpoints, and what it reports."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,10 @@ def be_a_server(
 ) -> NoReturn:
     """Serve until the run ends, and end with it: a server has no more of the script to run."""
     seat = station.seat
+    if (
+        "OMP_NUM_THREADS" in os.environ
+    ):  # PyTorch may have been loaded when it still said how many a worker has
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if out:
         telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
     serve(station, model, optimizer, rule, clip_norm=clip_norm)

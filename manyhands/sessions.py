@@ -30,6 +30,7 @@ from manyhands.data.loading import empty_like, gather, prefetch, samples_in
 from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import PeerLost, UsageError
 from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
+from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.replica import Loss, Replica, Share
 from manyhands.replica.state import States, average_buffers, collect, give_back_state, spread
 from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
@@ -117,6 +118,7 @@ class Session:
         self._uncounted = 0  # samples of this worker that the others have not heard of
         self._data: Any = None  # the data set whose samples the current steps use
         self._last_data: Any = None
+        self._round_samples = 0  # of it, that one batch on every worker makes
         self._total_bytes: list[float] = []
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
@@ -145,15 +147,19 @@ class Session:
                 comm = self.world.between_devices()
             else:
                 comm = self.world.scheduled(self.strategy.topology)
+        if self.strategy.open_replica and device != "cpu":
+            raise UsageError("this strategy averages in the memory of a host: use --device cpu")
         replica = Replica(
             self.model,
             self.optimizer,
             self._loss,
             host=host,
+            neighbours=Neighbours(self.world.host) if self.strategy.open_replica else None,
             together=self.strategy.lockstep,
             lanes=lanes,
             clip_norm=clip_norm,
             agree=comm.copy_ if self.strategy.synchronous else None,
+            memory=comm if device == "cpu" and not shared else None,
         )
         spread(replica, comm, self.world)
         return replica, comm
@@ -169,7 +175,11 @@ class Session:
         with self._together():
             self._clock.start()
             samples = sum(samples for _, samples in parts)
-            return self._run(parts, self._open(STEP, samples=samples) if self.strategy.lockstep else None)
+            if self.strategy.lockstep:
+                return self._run(parts, self._open(STEP, samples=samples))
+            loss = self._run(parts, None)
+            self._advance(len(batches))
+            return loss
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -201,8 +211,10 @@ class Session:
             self.scheduler.step()
         self.steps += 1
         self._parted = True
+        self.samples += int(total())
+        if meeting and self._data is not None:
+            self.position += int(total())
         self._uncounted += 0 if meeting else int(own)
-        self._count(int(total()))
         self._clock.lap(int(total()))
         telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
         if parts:
@@ -229,10 +241,10 @@ class Session:
             period=self.strategy.period,
         )
 
-    def _count(self, samples: int) -> None:
-        self.samples += samples
+    def _advance(self, batches: int) -> None:
+        """Where nobody waits, a worker that has used some of its batches assumes the same of the others."""
         if self._data is not None:
-            self.position += samples
+            self.position = min(len(self._data), self.position + batches * self._round_samples)
 
     def _open(self, purpose: int, *, samples: int = 0) -> Meeting:
         """Tell everyone what this worker has come for, and what it brings."""
@@ -251,7 +263,7 @@ class Session:
     def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
         """Workers with data must agree; a worker without follows them, since it may own spans all the same."""
         lead = next((rank for rank, row in enumerate(rows) if row[0] == STEP), None)
-        if lead is None or all(row[2] == rows[lead][2] for row in rows):
+        if not self.strategy.same_settings or lead is None or all(row[2] == rows[lead][2] for row in rows):
             return
         mine = hyper_parameters(self.optimizer)
         everyone = [
@@ -274,12 +286,13 @@ class Session:
         while (meeting := self._open(purpose)).anyone_steps():
             self._run([], meeting)
         if not self.strategy.lockstep:
-            rows = self.world.exchange([float(self._uncounted), float(self._parted)])
+            rows = self.world.exchange([float(self._uncounted), float(self._parted), float(self.position)])
             others = sum(int(row[0]) for row in rows) - self._uncounted
-            self._count(others)
+            self.samples += others
             self._clock.add(others)
             self._uncounted = 0
             self._parted = any(row[1] for row in rows)
+            self.position = int(min(row[2] for row in rows))  # nothing is lost of what the slowest has left
 
     # The data
 
@@ -302,6 +315,7 @@ class Session:
             if self._last_data is not None and self._last_data is not data:
                 self.position = 0  # what was left of other data says nothing about this
             self._data = self._last_data = data
+            self._round_samples = batch_size * self.world.size
             source = self._shares(data, batch_size, shuffle)
         ahead = prefetch(source)
         self._clock.start()
@@ -345,7 +359,7 @@ class Session:
         self._pause(EVALUATE)
         sums = dict.fromkeys(judges, 0.0)
         count = 0
-        indices = torch.arange(self.world.rank, len(data), self.world.size)
+        indices = torch.arange(len(data))[self.world.rank :: self.world.size]
         for part in indices.split(batch_size):
             if not len(part):
                 continue

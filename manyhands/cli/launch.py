@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import strategies
-from manyhands.cli.running import check_workers, make_directory, new_run, run_workers, take_seat
+from manyhands.cli.running import check_workers, make_directory, new_run, run_workers, with_servers
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import Seat
+from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 
 EXAMPLES = f"""\
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     script = Path(options.script)
     if not script.is_file():
         raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
-    seat = take_seat(options.servers)
+    seat = with_servers(own_seat(), options.servers)
     if seat.launcher != "alone":
         return _join(options, seat)
     workers = 2 if options.workers is None else options.workers

@@ -6,11 +6,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from manyhands.cli.progress import Progress
 from manyhands.cluster import cores, supervisor
-from manyhands.cluster.seat import SERVERS, Seat, own_seat
+from manyhands.cluster.seat import SERVERS, Seat
 from manyhands.errors import UsageError
 
 
@@ -70,13 +71,12 @@ def check_workers(asked: int | None, seat: Seat) -> None:
         )
 
 
-def take_seat(servers: int | None) -> Seat:
-    """This process's seat; in a world that someone else started, the last `servers` ranks are servers."""
-    if servers is not None and servers < 0:
-        raise UsageError(f"servers={servers}: it must be 0 or more")
-    if servers is not None:
-        os.environ[SERVERS] = str(servers)
-    return own_seat()
+def with_servers(seat: Seat, asked: int | None) -> Seat:
+    """The seat in a world that someone else started, of whose ranks the last `asked` are servers."""
+    if asked is None or seat.launcher == "alone":
+        return seat
+    os.environ[SERVERS] = str(asked)  # for whoever asks for the seat later
+    return replace(seat, servers=asked)
 
 
 def run_workers(
@@ -116,6 +116,7 @@ def run_workers(
             layout=layout,
             environ=dict(environ),
             run_dir=run,
+            load="manyhands.sessions",  # what every worker imports, PyTorch above all
             on_tick=progress.refresh,
             on_line=on_line,
             on_output=on_output if pass_output and not sys.stdout.isatty() else None,

@@ -20,11 +20,11 @@ from manyhands.cli.running import (
     make_directory,
     new_run,
     run_workers,
-    take_seat,
+    with_servers,
 )
 from manyhands.cluster import cores
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import Seat
+from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 from manyhands.plan import Plan
 
@@ -105,7 +105,7 @@ def add_to(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    seat = take_seat(options.servers)
+    seat = own_seat()
     if options.resume and options.out is None:
         raise UsageError("--resume needs --out DIR, the directory of the run to go on with")
     plan = _plan(options, seat)
@@ -150,7 +150,7 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     top = {key: given[key] for key in ("model", "data", "strategy") if key in given}
     cluster = {key: given[key] for key in ("workers", "servers", "threads", "device") if key in given}
     if seat.launcher != "alone":
-        seat = take_seat(cluster.get("servers", plan.cluster.servers))
+        seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
         check_workers(options.workers, seat)
         cluster |= {"workers": seat.workers, "servers": seat.servers}
     train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
@@ -251,7 +251,7 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
         ("manyhands train --model resnet20 --data cifar10 --fetch", "colour pictures"),
         ("manyhands list strategies", "other ways to distribute it"),
     ]
-    if out is not None:
+    if out is not None and not (stale and stale["max"]):
         tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", "the same run again, to the bit"))
     width = max(len(command) for command, _ in tries)
     for command, why in tries:

@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import Any
 
+_OPTIMIZERS = "torch.optim.optimizer"
 _MARK = "__dynamo_disable"  # where torch._compile keeps what it has made of a method
 
 
@@ -21,7 +22,7 @@ class _Watch(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch.optim.optimizer":
+        if name != _OPTIMIZERS:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path)
@@ -31,8 +32,11 @@ class _Watch(MetaPathFinder):
 
 
 def leave_unloaded() -> None:
-    """To be called before PyTorch is imported."""
-    sys.meta_path.insert(0, _Watch())
+    """To be called before the first optimizer is made, best before PyTorch is imported."""
+    if _OPTIMIZERS in sys.modules:
+        _unmark(sys.modules[_OPTIMIZERS])
+    else:
+        sys.meta_path.insert(0, _Watch())
 
 
 def _call_after(loader: Loader, action: Callable[[ModuleType], None]) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from manyhands.cluster import nursery
 from manyhands.cluster.launchers import local
 from manyhands.errors import ManyhandsError
 
@@ -28,18 +29,15 @@ _GUARD = 'while read -r pid; do groups="$groups -$pid"; done; kill -s KILL -- $g
 class Worker:
     """One process: its descriptors, its exit code and its last lines on standard error."""
 
-    def __init__(self, rank: int, name: str, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, rank: int, pid: int, output: int, error: int) -> None:
         self.rank = rank
-        self.name = name  # `worker 1`, `server 0`
-        self.process = process
-        self.pidfd = os.pidfd_open(process.pid)
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
         self.code = 0
         """As in `subprocess`: negative for a signal. Known once the worker has ended."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.speaks_last_words = False
-        assert process.stdout
-        assert process.stderr
-        self.streams = (_Stream(self, process.stdout.fileno()), _Stream(self, process.stderr.fileno()))
+        self.streams = (_Stream(self, output), _Stream(self, error))
 
     def signal(self, number: int) -> None:
         """Send a signal to this process alone."""
@@ -50,7 +48,7 @@ class Worker:
         """End the worker and all it has started; only before it is reaped, while the group is its own."""
         self.signal(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
 
     def hear_error(self, line: str) -> bool:
         """Keep a line of standard error; says whether it should be shown now."""
@@ -100,11 +98,57 @@ def _text(line: bytes) -> str:
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
+class _Ends:
+    """Both ends of a worker's pipes, until it has its own and the worker's `_Stream`s have ours."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.output, self.their_output = os.pipe()
+        self.error, self.their_error = os.pipe()
+        self.their_permission, self.permission = os.pipe()
+        self._open = {self.output, self.error, self.permission}
+        self._theirs = {self.their_output, self.their_error, self.their_permission}
+
+    def __enter__(self) -> "_Ends":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def hand_over(self) -> None:
+        """The worker may begin, and its streams are someone else's to close."""
+        with contextlib.suppress(BrokenPipeError):
+            nursery.permit(self.permission)
+        self._open = {self.permission}
+        self.close()
+
+    def what_was_said(self) -> list[str]:
+        """The end of what has come through the error pipe so far."""
+        os.set_blocking(self.error, False)
+        with contextlib.suppress(BlockingIOError):
+            return [_text(line) for line in os.read(self.error, _READ_BYTES).splitlines()[-_TAIL_LINES:]]
+        return []
+
+    def close_theirs(self) -> None:
+        while self._theirs:
+            os.close(self._theirs.pop())
+
+    def close(self) -> None:
+        self.close_theirs()
+        while self._open:
+            os.close(self._open.pop())
+
+
 class Crew:
     """All workers of a run; leaving the context ends every process and closes every descriptor."""
 
     def __init__(
-        self, on_line: Callable[[int, str], None], on_output: Callable[[int, str], None], *, arena: bool
+        self,
+        on_line: Callable[[int, str], None],
+        on_output: Callable[[int, str], None],
+        *,
+        arena: bool,
+        name: Callable[[int], str] = lambda rank: f"worker {rank}",
     ) -> None:
         self.running: list[Worker] = []
         self.size = 0
@@ -112,7 +156,11 @@ class Crew:
         self._on_line = on_line
         self._on_output = on_output
         self._arena = arena
+        self._name = name
         self._kill_at = _NEVER
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._unhatched: list[_Ends] = []  # of workers that may not begin yet
+        self._hatched: list[int] = []  # their process ids, as far as the nursery has told them
 
     def __enter__(self) -> "Crew":
         with contextlib.ExitStack() as stack:
@@ -130,39 +178,108 @@ class Crew:
     def __exit__(self, *exception: object) -> None:
         self._resources.close()
 
-    def start(self, name: str, command: list[str], environ: dict[str, str]) -> None:
-        """Start the next process, in its own process group so that a terminal's Ctrl-C reaches only us."""
-        rank = self.size
-        environ = {**environ, local.RANK: str(rank)}
-        if self._inherited:
-            environ[local.ARENA_FD] = str(self._inherited[0])
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=self._inherited,
-                process_group=0,
-            )
+    @property
+    def busy(self) -> bool:
+        """Whether any worker runs or will."""
+        return bool(self.running or self._unhatched)
+
+    def start(self, command: list[str], environ: dict[str, str]) -> None:
+        """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us."""
+        with _Ends(self.size) as ends:
             try:
-                worker = Worker(rank, name, process)
-            except OSError:
-                process.kill()
-                with process:
-                    raise
+                process = subprocess.Popen(
+                    command,
+                    env=self._environ(self.size, environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=ends.their_output,
+                    stderr=ends.their_error,
+                    pass_fds=self._inherited,
+                    process_group=0,
+                )
+            except OSError as error:
+                raise ManyhandsError(f"cannot start {self._name(self.size)}: {error}.") from error
+            process.returncode = 0  # reaping is our business, not that object's
+            self.size += 1
+            self._add(ends, process.pid)
+
+    def hatch(self, command: list[str], environs: list[dict[str, str]], *, load: str) -> None:
+        """Start all workers as forks of one process that has imported `load`; they appear while we `wait`."""
+        self.size = len(environs)
+        self._unhatched = [_Ends(rank) for rank in range(self.size)]
+        brood = nursery.Brood(
+            load=load,
+            command=command,
+            nests=[
+                nursery.Nest(
+                    environ=self._environ(ends.rank, environ),
+                    output=ends.their_output,
+                    error=ends.their_error,
+                    permission=ends.their_permission,
+                )
+                for ends, environ in zip(self._unhatched, environs, strict=True)
+            ],
+        )
+        try:
+            self._nursery = nursery.start(brood, environs[0], self._inherited)
         except OSError as error:
-            raise ManyhandsError(f"cannot start {name}: {error}.") from error
+            raise ManyhandsError(f"cannot start the workers: {error}.") from error
+        for ends in self._unhatched:
+            ends.close_theirs()
+        assert self._nursery.stdout
+        self._selector.register(self._nursery.stdout, selectors.EVENT_READ, self._nursery)
+
+    def _environ(self, rank: int, environ: dict[str, str]) -> dict[str, str]:
+        arena = {local.ARENA_FD: str(self._inherited[0])} if self._inherited else {}
+        return {**environ, local.RANK: str(rank), **arena}
+
+    def _add(self, ends: "_Ends", pid: int) -> None:
+        """A worker is there: watch it from now on, and let it begin."""
+        worker = Worker(ends.rank, pid, ends.output, ends.error)
         self.running.append(worker)
-        self.size += 1
         assert self._guard.stdin
         with contextlib.suppress(BrokenPipeError):
-            self._guard.stdin.write(f"{process.pid}\n".encode())
+            self._guard.stdin.write(f"{pid}\n".encode())
         self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
         for stream in worker.streams:
             self._selector.register(stream.fd, selectors.EVENT_READ, stream)
+        ends.hand_over()
+
+    def _hear_nursery(self, process: "subprocess.Popen[bytes]") -> None:
+        """One line for each worker that was started; they may begin when all are there."""
+        assert process.stdout
+        line = process.stdout.readline()  # lines are short and written at once
+        if line:
+            self._hatched.append(int(line))
+        if line and len(self._hatched) < len(self._unhatched):
+            return
+        pids, nests = self._hatched, self._end_nursery()
+        if len(pids) == len(nests):
+            for ends, pid in zip(nests, pids, strict=True):
+                self._add(ends, pid)
+        else:
+            tail = "\n".join(nests[0].what_was_said())
+            for ends in nests:
+                ends.close()
+            raise ManyhandsError(f"cannot start the workers: the process that loads PyTorch ended.\n{tail}")
+
+    def _end_nursery(self) -> list["_Ends"]:
+        """Reap the nursery and, if they are not complete, what it has started; gives the pipes of all."""
+        process, self._nursery = self._nursery, None
+        nests, self._unhatched = self._unhatched, []
+        if process:
+            assert process.stdout
+            self._selector.unregister(process.stdout)
+            if len(self._hatched) < len(nests):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            with process:
+                process.wait()
+            if len(self._hatched) < len(nests):
+                with contextlib.suppress(ChildProcessError):
+                    while True:
+                        os.waitpid(-process.pid, 0)  # forks that may not begin yet are still in its group
+            nursery.adopt_orphans(False)
+        return nests
 
     def wait(self, timeout_s: float) -> list[Worker]:
         """Pass on what the workers say, for at most this long; gives the workers that have ended."""
@@ -173,6 +290,9 @@ class Crew:
         for key, _ in self._selector.select(max(0.0, min(timeout_s, self._kill_at - now))):
             if isinstance(key.data, Worker):
                 ended.append(key.data)
+                continue
+            if isinstance(key.data, subprocess.Popen):
+                self._hear_nursery(key.data)
                 continue
             lines = key.data.read()
             if lines is None:
@@ -192,6 +312,7 @@ class Crew:
             return
         self.stopping = True
         self._kill_at = time.monotonic() + grace_s
+        self._forget_unhatched()
         for worker in self.running:
             worker.signal(signal.SIGTERM)
 
@@ -199,8 +320,13 @@ class Crew:
         """End every worker, and what it has started, now."""
         self.stopping = True
         self._kill_at = _NEVER
+        self._forget_unhatched()
         for worker in self.running:
             worker.kill_group()
+
+    def _forget_unhatched(self) -> None:
+        for ends in self._end_nursery():
+            ends.close()
 
     def _pass_on(self, stream: _Stream, lines: list[str]) -> None:
         worker = stream.worker
@@ -214,9 +340,8 @@ class Crew:
         for fd in (worker.pidfd, *(stream.fd for stream in worker.streams)):
             with contextlib.suppress(KeyError):  # a stream that ended before its process is out already
                 self._selector.unregister(fd)
-        os.close(worker.pidfd)
-        with worker.process:  # waits, and closes the pipes
-            worker.code = worker.process.wait()
+            os.close(fd)
+        worker.code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         self.running.remove(worker)
 
     def _end_all(self) -> None:

@@ -45,7 +45,8 @@ def run(
     on_tick: Callable[[], None],
     on_line: Callable[[int, str], None],
     on_output: Callable[[int, str], None] | None = None,
-    prefix: Callable[[int], list[str]] = lambda rank: [],
+    prefix: Callable[[int], list[str]] | None = None,
+    load: str | None = None,
     arena: bool = True,
     servers: int = 0,
 ) -> Outcome:
@@ -55,29 +56,50 @@ def run(
 
     `on_line` gets what they say on standard error, and on standard output unless `on_output` takes that.
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
-    and must replace itself by it, as `nice` and `ip netns exec` do. Call this from the main thread: signals
+    and must replace itself by it, as `nice` and `ip netns exec` do. With `load` and without a prefix, workers are forks
+    of one process that has imported that module. Call this from the main thread: signals
     go there, and the workers die with it.
     """
     ours = {local.SIZE: str(workers + servers), local.LAUNCHER_PID: str(os.getpid())}
     ours[SERVERS] = str(servers)
     if run_dir is not None:
         ours[local.RUN_DIR] = str(run_dir)
-    with _Signals() as signals, Crew(on_line, on_output or on_line, arena=arena) as crew:
-        places = [*layout.cores, *(layout.server_cores or ((),) * servers)]
-        for rank, cores in enumerate(places):
-            name = f"worker {rank}" if rank < workers else f"server {rank - workers}"
-            threads = layout.threads if rank < workers else layout.server_threads
-            own = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-            own[local.CORES] = ",".join(str(core) for core in cores)
-            process = [*prefix(rank), sys.executable, "-m", "manyhands.cluster.worker", *command]
-            crew.start(name, process, {**os.environ, **environ, **ours, **own})
+    with (
+        _Signals() as signals,
+        Crew(on_line, on_output or on_line, arena=arena, name=lambda rank: _name(rank, workers)) as crew,
+    ):
+        environs = [
+            {**os.environ, **environ, **ours, **_share(layout, rank, workers)}
+            for rank in range(workers + servers)
+        ]
+        if load and len(environs) > 1 and prefix is None:
+            crew.hatch(command, environs, load=load)
+        else:
+            for rank, each in enumerate(environs):
+                before = prefix(rank) if prefix else []
+                crew.start([*before, sys.executable, "-m", "manyhands.cluster.worker", *command], each)
         return _watch(crew, workers, signals, on_tick)
+
+
+def _share(layout: Layout, rank: int, workers: int) -> dict[str, str]:
+    """The cores and threads of one process."""
+    if rank < workers:
+        cores, threads = layout.cores[rank], layout.threads
+    else:
+        cores = layout.server_cores[rank - workers] if layout.server_cores else ()
+        threads = layout.server_threads
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    return {**counts, local.CORES: ",".join(map(str, cores))}
+
+
+def _name(rank: int, workers: int) -> str:
+    return f"worker {rank}" if rank < workers else f"server {rank - workers}"
 
 
 def _watch(crew: Crew, workers: int, signals: "_Signals", on_tick: Callable[[], None]) -> Outcome:
     deaths: list[Worker] = []
     blame_at = tick_at = 0.0
-    while crew.running:
+    while crew.busy:
         now = time.monotonic()
         if now >= tick_at:
             on_tick()
@@ -121,7 +143,7 @@ def _death(worker: Worker, workers: int) -> Outcome:
     return Outcome(
         ok=False,
         exit_code=worker.code if worker.code > 0 else 128 - worker.code,
-        message=f"{worker.name}{of} died: {describe_exit(worker.code)}",
+        message=f"{_name(worker.rank, workers)}{of} died: {describe_exit(worker.code)}",
         rank=worker.rank,
         tail=tuple(worker.tail),
     )

@@ -20,18 +20,21 @@ from types import FrameType
 
 from manyhands.cluster import compiler
 from manyhands.cluster.launchers import local
+from manyhands.cluster.seat import own_seat
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
 
 before_termination: list[Callable[[], None]] = []
 """Called in order when the worker is told to end, within the second or so before it is killed."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LEAVE_WITHIN_S = 1.0
 
 
 def main() -> None:
     """Prepare this process, run the script as `__main__`, and end with an exit code that says how it went."""
     _die_with_the_launcher()
+    if local.RANK in os.environ:  # what `top` shows
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, own_seat().name.encode())
     signal.signal(signal.SIGTERM, _terminate)
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -45,7 +45,8 @@ class World:
         if len(self.hosts) > 1:
             self._connect()
             self._between = BetweenHosts(self.hosts, self.rank)
-        self.comm: Comm = SharedComm(self.host, self.rank, self.size, self._between)
+        self._transport: Transport | None = None
+        self.comm: Comm = SharedComm(self.host, self.rank, self.size, self._between, self.transport)
 
     @property
     def lanes(self) -> int:
@@ -58,15 +59,19 @@ class World:
     def scheduled(self, topology: str) -> Comm:
         """The comm of replicas that each worker has for itself, with a named topology."""
         # Over a network somebody else moves the bytes; in a host's memory it would take the cores from computing.
-        several = len(self.hosts) > 1
-        channels = [
-            self._channel(number if several else None) for number in range(CHANNELS if several else 1)
-        ]
+        others = range(1, CHANNELS if len(self.hosts) > 1 else 1)
+        channels = [self.transport(), *(self._channel(number) for number in others)]
         return ScheduledComm(channels, topology, self.hosts, self.comm)
 
-    def _channel(self, number: int | None) -> Transport:
-        """Messages that take host memory where they can, and the network, if any, under a number of their own."""
-        far = None if number is None else C10dTransport(None, tag=number)
+    def transport(self) -> Transport:
+        """Messages between any two workers; made when it is first asked for, by all workers together."""
+        if self._transport is None:
+            self._transport = self._channel(0)
+        return self._transport
+
+    def _channel(self, number: int) -> Transport:
+        """Messages that take host memory where they can, and the network under a number of their own."""
+        far = C10dTransport(None, tag=number) if len(self.hosts) > 1 else None
         near = MailboxTransport(self.host)
         return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
 

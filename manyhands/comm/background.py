@@ -23,6 +23,9 @@ class Background:
         except Exception as error:
             self._error = error
 
+    def is_done(self) -> bool:
+        return self._thread is None or not self._thread.is_alive()
+
     def finish(self) -> None:
         """Wait until it is done, if there is any; what went wrong in the thread is raised here."""
         if self._thread is None:

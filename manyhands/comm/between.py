@@ -8,6 +8,7 @@ worker serves several, so mixed layouts (3 workers here, 1 there) need nothing s
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class BetweenHosts(Comm):
         backend = "nccl" if device_groups else "gloo"
         self._groups: dict[int, Any] = {}
         self._quick: list[Any] = []
-        self._under_way: Callable[[], None] | None = None
+        self._under_way: Any = None
         # Every worker has to take part in making every group, also of lanes it does not serve.
         for lane in range(self.lanes):
             ranks = lane_ranks(hosts, lane)
@@ -53,12 +54,15 @@ class BetweenHosts(Comm):
 
     def start_lane(self, vector: Tensor, lane: int) -> Callable[[], None]:
         """Begin a sum; calling what it returns waits for the result."""
+        work = self._begin(vector, lane)
+        return lambda: _waited(work)
+
+    def _begin(self, vector: Tensor, lane: int) -> Any:
         # Ring all-reduce, which is what the library does for large vectors: this is the traffic it makes.
         wire = 2 * (self.size - 1) * vector.nbytes // self.size
         telemetry.count("bytes_sent", wire)
         telemetry.count("bytes_received", wire)
-        work = dist.all_reduce(vector, group=self._groups[lane], async_op=True)
-        return lambda: _waited(work)
+        return dist.all_reduce(vector, group=self._groups[lane], async_op=True)
 
     def sum_(self, vector: Tensor) -> None:
         with telemetry.timed("exchange"):
@@ -66,18 +70,27 @@ class BetweenHosts(Comm):
 
     def start_sum(self, vector: Tensor) -> None:
         self.finish_sum()
-        self._under_way = self.start_lane(vector, self.mine()[0])
+        self._under_way = self._begin(vector, self.mine()[0])
+
+    def sum_is_done(self) -> bool:
+        return self._under_way is None or self._under_way.is_completed()
 
     def finish_sum(self) -> None:
         if self._under_way:
             with telemetry.timed("exchange"):
-                self._under_way()
+                _waited(self._under_way)
             self._under_way = None
 
     def any_(self, flags: Tensor) -> Tensor:
         flags = flags.clone()
         self.start_quick(flags, dist.ReduceOp.MAX)()
         return flags
+
+    def most_of(self, value: float) -> float:
+        """May overtake a sum that was started and that not all have joined yet."""
+        number = torch.tensor([value], dtype=torch.float64)
+        _waited(dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._quick[0], async_op=True))
+        return float(number)
 
     def start_quick(self, vector: Tensor, operation: Any = dist.ReduceOp.SUM) -> Callable[[], None]:
         """A sum of a few numbers that overtakes whatever the lanes are busy with."""

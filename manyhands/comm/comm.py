@@ -4,7 +4,7 @@
 through the memory of a host (`shared.py`), between hosts (`between.py`), or by a printable schedule (`scheduled.py`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -65,7 +65,8 @@ class Sums:
         self._replica = replica
 
     def __iter__(self) -> Iterator[Any]:
-        self._comm.sum_(self._replica.grads)
+        if self._comm.size > 1:
+            self._comm.sum_(self._replica.grads)
         yield from self._replica.owned
 
 
@@ -75,6 +76,13 @@ class Comm:
     rank = 0
     size = 1
     servers: Served | None = None  # where the run has some
+
+    def vector(self, length: int, dtype: torch.dtype) -> Tensor:
+        """A zero-filled vector that this comm can sum fastest; all must ask, in the same order."""
+        return torch.zeros(length, dtype=dtype)
+
+    def give_back(self, vector: Tensor) -> None:
+        """Return the memory of a `vector`, whose contents are lost; all must, and nobody may still use it."""
 
     def sum_(self, vector: Tensor) -> None:
         """The sum over all replicas, the same bits everywhere."""
@@ -90,10 +98,36 @@ class Comm:
         self.sum_(number)
         return float(number)
 
+    def most_of(self, value: float) -> float:
+        """The largest of the replicas' numbers."""
+        row = torch.zeros(self.size, dtype=torch.float64)
+        row[self.rank] = value
+        self.sum_(row)
+        return float(row.max())
+
+    def swap(self, peer: int, vector: Tensor) -> Tensor:
+        """A pair of replicas exchange vectors; returns the other's. All call it equally often: whoever has no partner
+        names itself, and gets its own."""
+        if peer != self.rank:
+            raise UsageError(
+                "pairs of workers meet in the memory of a host, or between hosts: use --device cpu"
+            )
+        return vector.clone()
+
+    def swap_numbers(self, peer: int, values: Sequence[float]) -> list[float]:
+        """The same for a few numbers."""
+        return [
+            float(number) for number in self.swap(peer, torch.tensor(values, dtype=torch.float64)).tolist()
+        ]
+
     def start_sum(self, vector: Tensor) -> None:
         """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may
         touch the vector."""
         self.sum_(vector)
+
+    def sum_is_done(self) -> bool:
+        """Whether `finish_sum` would not have to wait."""
+        return True
 
     def finish_sum(self) -> None:
         """Wait for the sum that was started, if any."""
@@ -108,10 +142,10 @@ class Comm:
         """Begin a sum of gradients over all replicas."""
         return Sums(self, replica)
 
-    def copy_(self, vector: Tensor) -> None:
-        """Replica 0's bits to all: an integer sum in which the others add nothing."""
+    def copy_(self, vector: Tensor, source: int = 0) -> None:
+        """One replica's bits to all: an integer sum in which the others add nothing."""
         bits = vector.view(torch.int32) if vector.nbytes % 4 == 0 else vector.view(torch.uint8)
-        if self.rank:
+        if self.rank != source:
             bits.zero_()
         self.sum_(bits)
 

@@ -12,6 +12,7 @@ from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.comm.collectives.executor import all_reduce
 from manyhands.comm.collectives.schedule import Hosts, Schedule
 from manyhands.comm.comm import Comm, Spanned, Sums
+from manyhands.comm.pairs import swap
 from manyhands.comm.transports.transport import Transport
 
 ENOUGH_BYTES = 4 << 20  # to be summed by themselves: several messages for every pair in every round
@@ -37,6 +38,9 @@ class ScheduledComm(Comm):
 
     def sums(self, replica: Spanned) -> Sums:
         return _Streamed(self, replica) if len(self.channels) > 1 else Sums(self, replica)
+
+    def swap(self, peer: int, vector: Tensor) -> Tensor:
+        return swap(self.channels[0], peer, vector)
 
     def any_(self, flags: Tensor) -> Tensor:
         return self._control.any_(flags)

@@ -1,12 +1,13 @@
 """Sums through the memory of a host; with several hosts, owners of the same part exchange it between them.
 
-The vector passes in chunks that fit the caches, through a few buffers per worker that are used in turn. Each chunk
-goes through stages: `put` it where the others see it; with many workers, `reduce` one's own part of it for everyone;
-`take` the sum. A worker runs some chunks ahead of the others before it has to wait, so a short delay of one
-does not stop all.
+A vector from `SharedComm.vector` lies in the host's memory already: every worker adds up its part of it for everyone,
+in place, and writes the sum to all. Any other vector passes in chunks that fit the caches, through a few buffers per
+worker that are used in turn. Each chunk goes through stages: `put` it where the others see it; with many workers,
+`reduce` one's own part of it for everyone; `take` the sum. A worker runs some chunks ahead of the others before it has
+to wait, so a short delay of one does not stop all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.comm.background import Background
 from manyhands.comm.comm import Comm
+from manyhands.comm.pairs import swap
 from manyhands.comm.transports.group import Group
 from manyhands.comm.transports.host import Host, Progress
+from manyhands.comm.transports.transport import Transport
 from manyhands.errors import UsageError
 
 SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core's cache
@@ -43,15 +46,38 @@ def chunk_bytes(workers: int) -> int:
 class SharedComm(Comm):
     """All workers of a host (and, through `between`, of all hosts) as replicas of their own."""
 
-    def __init__(self, host: Host | Group, rank: int, size: int, between: Lanes | None = None) -> None:
+    def __init__(
+        self,
+        host: Host | Group,
+        rank: int,
+        size: int,
+        between: Lanes | None = None,
+        transport: Callable[[], Transport] | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self._host = host
         self._between = between
+        self._transport = transport  # for pairs; made when they first meet, by all workers together
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
+        self._in_place: list[_Rows] = []
         self._background = Background()
         self._near: dict[int | None, SharedComm] = {}
+
+    def vector(self, length: int, dtype: torch.dtype) -> Tensor:
+        if self.size == 1 or not length or isinstance(self._host, Group):
+            return super().vector(length, dtype)
+        rows = _Rows(self._host, length, dtype)
+        self._in_place.append(rows)
+        return rows.mine[:length]
+
+    def give_back(self, vector: Tensor) -> None:
+        for rows in self._in_place:
+            if rows.mine.data_ptr() == vector.data_ptr():
+                self._in_place.remove(rows)
+                rows.give_back()
+                return
 
     def sum_(self, vector: Tensor) -> None:
         with telemetry.timed("exchange"):
@@ -66,6 +92,12 @@ class SharedComm(Comm):
     def finish_sum(self) -> None:
         with telemetry.timed("exchange"):
             self._background.finish()
+
+    def sum_is_done(self) -> bool:
+        return self._background.is_done()
+
+    def swap(self, peer: int, vector: Tensor) -> Tensor:
+        return swap(self._transport(), peer, vector) if self._transport else super().swap(peer, vector)
 
     def near(self, groups: int | None = None) -> "SharedComm":
         if groups not in self._near:
@@ -87,6 +119,38 @@ class SharedComm(Comm):
     def _sum(self, vector: Tensor) -> None:
         if self.size == 1 or not vector.numel():
             return
+        rows = next((rows for rows in self._in_place if rows.hold(vector)), None)
+        # A small vector is quicker through the buffers: one meeting instead of two.
+        if rows and vector.nbytes > DIRECT_BYTES:
+            self._sum_in_place(rows, vector)
+        else:
+            self._sum_through_buffers(vector)
+        telemetry.count("shared_bytes", vector.nbytes)
+
+    def _sum_in_place(self, rows: "_Rows", vector: Tensor) -> None:
+        """Each worker adds up its lanes' parts of all rows, and writes the sums to all rows."""
+        mine, others = rows.like(vector)
+        block = SHARE_BYTES // mine.element_size() if self._between is None else mine.numel()
+        rows.meet()
+        for lane, piece in self._parts(mine.numel()):
+            for start in range(piece.start, piece.stop, block):
+                part = slice(start, min(start + block, piece.stop))
+                total = mine[part]
+                for row in others:
+                    total.add_(row[part])
+                if self._between:
+                    self._between.sum_lane(total, lane)
+                for row in others:
+                    row[part].copy_(total)
+        rows.meet()
+
+    def _parts(self, length: int) -> list[tuple[int, slice]]:
+        """The lanes that this worker serves, each with its part of a vector."""
+        count = self._between.lanes if self._between else self._host.size
+        mine = self._between.mine() if self._between else [self._host.index]
+        return [(lane, slice(length * lane // count, length * (lane + 1) // count)) for lane in mine]
+
+    def _sum_through_buffers(self, vector: Tensor) -> None:
         buffers = self._claim_buffers()
         chunks = vector.view(-1).split(chunk_bytes(self._host.size) // vector.element_size())
         alone = self._between is None
@@ -100,7 +164,6 @@ class SharedComm(Comm):
                 if 0 <= (number := tick - lag * AHEAD) < len(chunks):
                     stage(buffers, first + number, chunks[number])
         self._done += len(chunks)
-        telemetry.count("shared_bytes", vector.nbytes)
 
     def _put(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
         buffers.taken.wait(number + 1 - BUFFERS)  # nobody still needs what this buffer held before
@@ -117,9 +180,7 @@ class SharedComm(Comm):
         """Each worker adds up its lanes' parts of the chunk, exchanges them between hosts and shows the result."""
         buffers.filled.wait(number + 1)
         *parts, result = buffers.views(number, chunk)
-        count = self._between.lanes if self._between else self._host.size
-        for lane in self._between.mine() if self._between else [self._host.index]:
-            piece = slice(chunk.numel() * lane // count, chunk.numel() * (lane + 1) // count)
+        for lane, piece in self._parts(chunk.numel()):
             total = result[piece]
             _add_up([part[piece] for part in parts], total)
             if self._between and total.numel():
@@ -164,3 +225,36 @@ class _Buffers:
             made = [row.view(like.dtype)[: like.numel()] for row in self._rows[number % BUFFERS]]
             self._made[key] = made
         return made
+
+
+class _Rows:
+    """A vector of which every worker of the host has its own, all in the host's memory."""
+
+    def __init__(self, host: Host, length: int, dtype: torch.dtype) -> None:
+        self._host = host
+        self._from = host.arena.used
+        row = -(-length * dtype.itemsize // 64) * 64 // dtype.itemsize  # begins on a cache line
+        self._rows = host.allocate(host.size * row, dtype).view(host.size, row)
+        self.mine = self._rows[host.index]
+        self._progress = host.progress()
+        self._meetings = 0
+
+    def hold(self, vector: Tensor) -> bool:
+        """Whether this vector is, or is part of, this worker's own."""
+        return 0 <= vector.data_ptr() - self.mine.data_ptr() < self.mine.nbytes
+
+    def like(self, vector: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The same part of everyone's: this worker's, and the others' in a fixed order."""
+        start = (vector.data_ptr() - self.mine.data_ptr()) // vector.element_size()
+        rows = self._rows.view(vector.dtype)[:, start : start + vector.numel()]
+        return rows[self._host.index], [rows[i] for i in range(self._host.size) if i != self._host.index]
+
+    def meet(self) -> None:
+        self._meetings += 1
+        self._progress.publish(self._meetings)
+        self._progress.wait(self._meetings)
+
+    def give_back(self) -> None:
+        self._host.barrier()
+        if self._host.index == 0:
+            self._host.arena.give_back(self._from, self._from + self._rows.nbytes)

@@ -11,6 +11,7 @@ only has to know how far the one before it has come, which is one number.
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from manyhands import telemetry
@@ -49,6 +50,8 @@ class Gradients:
                 else:
                     self._turns[place][turn].append(piece)
         self._last_own = [max(pieces, default=-1) for pieces in self._own]
+        self._scratch = total.new_zeros(max(span.stop - span.start for span in layout.spans))
+        self._gaps = [_gaps(layout, span) for span in layout.spans]
         self._steps_done = 0  # in units of turns: where the counting of this step begins
         self._turn_count = len(layout.places) * (self._workers - 1)
 
@@ -181,12 +184,54 @@ class Gradients:
             for index in span.places:
                 if index >= self._next_own:
                     self._add_last(index, self._own[index][span.index])
-                    if span.index == self._last_own[index]:
-                        self._drop(index)
+            self._drop_after(span)
 
     def complete_all(self) -> None:
         for span in self._owned:
             self.complete(span)
+
+    def take(self, span: Span) -> Tensor:
+        """After `finish`: the whole sum of an owned span, to be used at once; it need not get into `total`."""
+        if self._completed[span.index] or span.places[0] < self._next_own:
+            self.complete(span)
+            return self.total[span.slice]
+        self._completed[span.index] = 1
+        with telemetry.timed("exchange"):
+            grad = self._private[span.places[0]]
+            if self._workers == 1 and len(span.places) == 1 and grad is not None:
+                _, start, stop = self._own[span.places[0]][span.index]
+                if stop - start == span.stop - span.start:
+                    self._drop_after(span)
+                    return grad[start:stop]
+            # Through memory that stays in the cache, where the optimizer will read it.
+            scratch = self._scratch[: span.stop - span.start]
+            for start, stop in self._gaps[span.index]:
+                scratch[start:stop].zero_()
+            for index in span.places:
+                self._add_into(scratch, span, index)
+            self._drop_after(span)
+            return scratch
+
+    def _add_into(self, scratch: Tensor, span: Span, index: int) -> None:
+        """As `_add_last`, with the result elsewhere."""
+        grad = self._private[index]
+        others, start, stop = self._own[index][span.index]
+        offset = max(self._layout.places[index].start, span.start) - span.start
+        into = scratch[offset : offset + stop - start]
+        if self._workers == 1:
+            if grad is None:
+                into.zero_()
+            else:
+                into.copy_(grad[start:stop])
+        elif grad is None:
+            into.copy_(others)
+        else:
+            torch.add(others, grad[start:stop], out=into)
+
+    def _drop_after(self, span: Span) -> None:
+        for index in span.places:
+            if span.index == self._last_own[index]:
+                self._drop(index)
 
     def _add_last(self, index: int, piece: Piece) -> None:
         grad = self._private[index]
@@ -204,6 +249,19 @@ class Gradients:
         if grad is not None:
             self._private_bytes -= grad.nbytes
             self._private[index] = None
+
+
+def _gaps(layout: Layout, span: Span) -> list[tuple[int, int]]:
+    """The elements of a span between its parameters and after them, which no gradient fills."""
+    gaps, at = [], span.start
+    for index in span.places:
+        place = layout.places[index]
+        if place.start > at:
+            gaps.append((at - span.start, place.start - span.start))
+        at = min(place.stop, span.stop)
+    if at < span.stop:
+        gaps.append((at - span.start, span.stop - span.start))
+    return gaps
 
 
 def _piece(layout: Layout, index: int, span: Span, total: Tensor) -> Piece:

@@ -7,11 +7,12 @@ is the same code.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,15 @@ from manyhands.replica.gradients import Gradients, OnReady
 from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
+from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
-from manyhands.replica.updates import Updates, needs_closure, vector_states
+from manyhands.replica.updates import (
+    Updates,
+    hyper_parameters,
+    needs_closure,
+    set_hyper_parameters,
+    vector_states,
+)
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 
@@ -46,6 +54,14 @@ class Share:
         return sum(samples for _, samples in self.parts)
 
 
+class Memory(Protocol):
+    """Gives vectors, and takes them back."""
+
+    def vector(self, length: int, dtype: torch.dtype) -> Tensor: ...
+
+    def give_back(self, vector: Tensor) -> None: ...
+
+
 class Replica:
     """The model's parameters and gradients as flat vectors over the real storage."""
 
@@ -56,10 +72,12 @@ class Replica:
         loss: Loss,
         *,
         host: Host | None = None,
+        neighbours: Neighbours | None = None,
         together: bool = True,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
+        memory: Memory | None = None,
         span_bytes: int = SPAN_BYTES,
         lent: Lent | None = None,
     ) -> None:
@@ -68,9 +86,13 @@ class Replica:
         self.steps = 0
         self.needs_closure = needs_closure(optimizer)
         self.kept = Kept()
+        self.held: Share | None = None  # what a strategy has at hand for judging models
         self._loss = loss
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
+        self._memory = memory  # for what this worker has to itself; else ordinary memory
+        self._borrowed: list[Tensor] = []
+        self._neighbours = neighbours
         self.lent = lent
         self._home = host  # whose memory the parameters are in
         # The workers that add up their gradients and divide the updates; without them each updates everything.
@@ -104,9 +126,11 @@ class Replica:
         lent = self.lent
         length, count = self.layout.length, len(self.parameters)
         if self.leads and self._device.type == "cpu" and not lent:
-            vectors = 2 + len(vector_states(self.optimizer))
+            alone = 1 if self._host or not self._home else self._home.size  # a gradient for each of those
+            vectors = 1 + alone + len(vector_states(self.optimizer))
             require_memory(vectors * length * dtype.itemsize, "parameters, gradients and optimizer state")
-        self.params = lent.params if lent else self._common_vector(length, dtype)
+        claim = self._neighbours.claim if self._neighbours else self._common_vector
+        self.params = lent.params if lent else claim(length, dtype)
         total = lent.grads if lent else self._vector(length, dtype)
         owners = [self.lane(span) % self._workers for span in self.spans]
         self._gradients = Gradients(self.layout, total, owners, self._host)
@@ -121,7 +145,6 @@ class Replica:
             self.optimizer,
             self.layout,
             self.params,
-            total,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
             sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
@@ -133,9 +156,12 @@ class Replica:
         return self._vector(length, dtype)
 
     def _vector(self, length: int, dtype: torch.dtype, on_device: bool = True) -> Tensor:
-        """What the workers that step together have in common."""
+        """What the workers that step together have in common; one of them has it to itself."""
         if self._host and self._workers > 1:
             return self._host.allocate(length, dtype)
+        if self._memory and on_device:
+            self._borrowed.append(self._memory.vector(length, dtype))
+            return self._borrowed[-1]
         return torch.zeros(length, dtype=dtype, device=self._device if on_device else "cpu")
 
     def _move_in(self) -> None:
@@ -176,6 +202,12 @@ class Replica:
     def owned(self) -> Iterator[Span]:
         """The spans that this worker adds up and updates."""
         return (span for span in self.spans if self.lane(span) % self._workers == self._index)
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """The replicas of the other workers of the host, where they are open to each other."""
+        assert self._neighbours, "this strategy has not asked for an open replica"
+        return self._neighbours
 
     @property
     def leads(self) -> bool:
@@ -240,7 +272,7 @@ class Replica:
 
     @property
     def grads(self) -> Tensor:
-        """The sum over the workers of this replica, complete on the spans that this worker owns."""
+        """The sum over the workers of this replica, complete on the spans that this worker owns; `apply` uses it up."""
         self._gradients.complete_all()
         return self._gradients.total
 
@@ -256,12 +288,13 @@ class Replica:
     def apply(self, span: Span | None = None) -> None:
         """Run the user's optimizer on an owned span (on all of them if none is given)."""
         for part in [span] if span else self.owned:
-            self._gradients.complete(part)
             if self._clip_norm is not None:
+                self._gradients.complete(part)
                 self._deferred.append(part)  # the norm needs all of them
             else:
-                self._update(part)
+                self._update(part, self._gradients.take(part))
         if span is None:
+            self._clip_is_due = True  # also for gradients that are not those of the last backward pass
             self._apply_clipped()
 
     def _apply_clipped(self) -> None:
@@ -269,13 +302,12 @@ class Replica:
             self._clip_is_due = False
             factor = self._clip_factor(self._clip_norm)
             for span in self._deferred:
-                self._gradients.total[span.slice].mul_(factor)
-                self._update(span)
+                self._update(span, self._gradients.total[span.slice].mul_(factor))
             self._deferred.clear()
 
-    def _update(self, span: Span) -> None:
+    def _update(self, span: Span, gradient: Tensor) -> None:
         with telemetry.timed("update"):
-            self.updates.apply(span, self._skipped)
+            self.updates.apply(span, gradient, self._skipped)
 
     @property
     def used(self) -> Tensor:
@@ -305,7 +337,7 @@ class Replica:
         if self._host:
             self._host.barrier()
         norm = self._norms[-1:]
-        if self.leads:
+        if self._index == 0:
             # In the model's order, so that one worker gets the very bits of plain PyTorch.
             norms = [
                 self._norms[index] for index in reversed(range(len(self.parameters))) if index not in skipped
@@ -333,6 +365,18 @@ class Replica:
             param.grad = None
         return float(first) if first is not None else float("nan")
 
+    @contextmanager
+    def rate(self, factor: float) -> Iterator[None]:
+        """While the optimizer's learning rates are `factor` times what they are."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
     def keep(self, name: str, start: Tensor | None = None) -> Tensor:
         """A vector of the strategy's own, saved and restored: at first a copy of `start`, or zeros like `params`."""
         return self.kept.get_or_make(name, self.params, start)
@@ -351,6 +395,40 @@ class Replica:
             for module, training in modes:
                 module.training = training
 
+    def score(self) -> float:
+        """The loss of the model as it is, summed over the samples at hand; infinite if it is not a number."""
+        parts = self.held.parts if self.held else ()
+        with self.judged():
+            total = sum(float(self._loss(self.model, batch)) * samples for batch, samples in parts)
+        return total if math.isfinite(total) else math.inf
+
+    def whole(self) -> Tensor:
+        """The model as one vector, its running statistics included."""
+        return torch.cat([self.params, *(buffer.to(self.params).view(-1) for buffer in self._statistics())])
+
+    def become(self, whole: Tensor) -> None:
+        """Be what `whole` gave, here or elsewhere."""
+        buffers = self._statistics()
+        parts = whole.split([len(self.params), *(buffer.numel() for buffer in buffers)])
+        for target, part in zip([self.params, *buffers], parts, strict=True):
+            target.copy_(part.view(target.shape))
+
+    def _statistics(self) -> list[Tensor]:
+        return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+
+    @property
+    def settings(self) -> list[float]:
+        """All numbers among the optimizer's settings."""
+        return hyper_parameters(self.optimizer)
+
+    @settings.setter
+    def settings(self, values: Sequence[float]) -> None:
+        set_hyper_parameters(self.optimizer, values)
+
+    def forget(self) -> None:
+        """Give up the optimizer's state, as if it had made no step yet."""
+        self.updates.restore(list(self.owned), {})
+
     def release(self) -> None:
         """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
         for hook in self._hooks.values():
@@ -358,6 +436,11 @@ class Replica:
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()
+        for vector in self._borrowed:
+            assert self._memory is not None
+            self._memory.give_back(vector)
+        if self._neighbours:
+            self._neighbours.close()
         if self._home:
             self._home.barrier()
             if self.leads and self._home.size > 1:

@@ -99,7 +99,6 @@ class Updates:
         optimizer: Optimizer,
         layout: Layout,
         params: Tensor,
-        grads: Tensor | None,
         allocate: Callable[[str], Tensor] | None,
         sparse: Iterable[int] = (),
     ) -> None:
@@ -108,20 +107,14 @@ class Updates:
         self._step = bare_step(optimizer)
         self._layout = layout
         self._params = params
-        self._grads = grads
         self._sparse = frozenset(sparse)
         # One copy per host, visible to all its workers: whoever owns a span writes its part of these.
         names = vector_states(optimizer) if allocate else []
         self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
         self._pieces: dict[int, list[_Piece]] = {}
 
-    def apply(
-        self, span: Span, skipped: frozenset[int] = frozenset(), gradient: Tensor | None = None
-    ) -> None:
-        """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone.
-
-        The gradient is the span's part of the vector given at the start, unless another one is given here.
-        """
+    def apply(self, span: Span, gradient: Tensor, skipped: frozenset[int] = frozenset()) -> None:
+        """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone."""
         pieces = self._pieces.get(span.index)
         if pieces is None:
             pieces = self._pieces[span.index] = self._cut(span)
@@ -131,8 +124,9 @@ class Updates:
         for piece in pieces:
             if skipped and skipped.issuperset(piece.places):
                 continue
-            if gradient is not None or piece.sparse:
-                piece.tensor.grad = self._gradient(piece, span, gradient)
+            found = gradient[piece.slice.start - span.start : piece.slice.stop - span.start]
+            found = found.view(piece.tensor.shape)
+            piece.tensor.grad = found.to_sparse(1) if piece.sparse else found
             groups.setdefault(piece.group, []).append(piece.tensor)
         self._twin.param_groups = [
             {**settings_of(self._optimizer.param_groups[group]), "params": tensors}
@@ -141,17 +135,9 @@ class Updates:
         with torch.no_grad():
             self._step(self._twin)
         for piece in pieces:
+            piece.tensor.grad = None  # the gradient's memory is not ours
             if not piece.adopted:
                 self._adopt(piece)
-
-    def _gradient(self, piece: "_Piece", span: Span, given: Tensor | None) -> Tensor:
-        if given is not None:
-            found = given[piece.slice.start - span.start : piece.slice.stop - span.start]
-        else:
-            assert self._grads is not None, "updates without gradients of their own must be given them"
-            found = self._grads[piece.slice]
-        found = found.view(piece.tensor.shape)
-        return found.to_sparse(1) if piece.sparse else found
 
     def _cut(self, span: Span) -> list["_Piece"]:
         """The fewest pieces: neighbours of one parameter group become one, unless they must stay whole."""
@@ -171,8 +157,6 @@ class Updates:
         tensor = self._params[start:stop]
         if place.whole:
             tensor = tensor.view(place.shape)
-        if self._grads is not None and places[0] not in self._sparse:
-            tensor.grad = self._grads[start:stop].view(tensor.shape)
         return _Piece(places, slice(start, stop), tensor, place.group, place.whole, places[0] in self._sparse)
 
     def _split(self, piece: "_Piece") -> list["_Piece"]:

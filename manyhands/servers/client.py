@@ -91,7 +91,6 @@ class Servers:
         self._steps = 0
         self._empty = False
         self._seen = [0] * len(groups)
-        self._floors = [0] * len(groups)
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
         self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
         self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
@@ -109,15 +108,10 @@ class Servers:
 
     def wait(self) -> None:
         """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
-        self._listen()
-        bound = self._rule.bound
-        if bound is not None:
-            with telemetry.timed("wait"):
-                for group in [self.groups[index] for index in sorted(self._unanswered)]:
-                    while group.index in self._unanswered and (
-                        self._rule.gathers or self._floors[group.index] < self._steps - bound
-                    ):
-                        self._hear(self._lines[group.server])
+        if self._rule.bound is None:
+            self._listen()
+        else:
+            self.settle()  # an answer comes when the bound allows to go on with it
         self._put_in_place()
 
     def _put_in_place(self) -> None:
@@ -203,14 +197,16 @@ class Servers:
         return self._clip_norm is not None and not self._rule.gathers
 
     def _clip(self) -> None:
-        places = self._replica.layout.places
+        """As `clip_grad_norm_` does, in the model's order: the same bits."""
+        places = zip(self._replica.layout.places, self._replica.arrived, strict=True)
         norms = [
             torch.linalg.vector_norm(self.grads[place.start : place.stop])
-            for place, arrived in zip(places, self._replica.arrived, strict=True)
+            for place, arrived in reversed(list(places))
             if arrived
         ]
         if norms:
-            self.grads.mul_(self._factor(float(torch.linalg.vector_norm(torch.stack(norms)))))
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+            self.grads.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
 
     def _tell_scale(self) -> None:
         if self._clip_norm is None or self.worker:
@@ -219,11 +215,8 @@ class Servers:
         norms = [self._answer_of(line, Norm) for line in owners]
         norm = math.sqrt(sum(norm.square for norm in norms if isinstance(norm, Norm)))
         for line in owners:
-            line.send(encode(Scale(number=self._number(), factor=self._factor(norm))))
-
-    def _factor(self, norm: float) -> float:
-        assert self._clip_norm is not None
-        return min(1.0, self._clip_norm / (norm + 1e-6))
+            factor = min(1.0, self._clip_norm / (norm + 1e-6))
+            line.send(encode(Scale(number=self._number(), factor=factor)))
 
     def settle(self) -> None:
         """Return when the servers have applied all that this worker has pushed."""
@@ -242,7 +235,6 @@ class Servers:
         self._listen()
         self._put_in_place()
         self._steps = 0
-        self._floors = [0] * len(self.groups)
 
     def pull(self) -> None:
         """All parameters as the servers have them now."""
@@ -338,6 +330,5 @@ class Servers:
         if isinstance(said, Values):
             self._unanswered.discard(said.group)
             self._arrived[said.group] = (said, vector)
-            self._floors[said.group] = max(self._floors[said.group], said.floor)
         elif isinstance(said, Refusal):
             raise UsageError(said.reason)

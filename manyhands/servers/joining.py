@@ -115,7 +115,6 @@ def _server(
         optimizer,
         scheme.layout,
         params,
-        None,
         allocate=memory.state,
         sparse=[place for place, param in enumerate(trained_params) if id(param) in sparse],
     )

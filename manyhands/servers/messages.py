@@ -89,7 +89,6 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
     group: int
     version: int  # updates that this group has had
-    floor: int  # steps that all workers have finished
     vector: str = "params"
 
 

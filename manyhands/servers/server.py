@@ -1,6 +1,7 @@
 """The loop of a server process: hear, check, hand to the shard, answer; until every worker has said goodbye."""
 
 import select
+import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from manyhands.servers.messages import (
 from manyhands.servers.shard import Shard
 
 _PATIENCE_MS = 1000
+_RECORD_PERIOD_S = 0.5
 
 
 class Port(Protocol):
@@ -49,6 +51,7 @@ class Server:
         self._near = near
         self._digest = digest
         self._expected = set(range(workers))
+        self._record_at = 0.0
         self._port_of: dict[int, Port] = {}
         self._last = dict.fromkeys(range(workers), 0)  # the number of each worker's last message
 
@@ -57,6 +60,8 @@ class Server:
         while self._expected:
             if not self._listen():
                 self._sleep()
+            self._record()
+        self._record(now=True)
 
     def close(self) -> None:
         for port in self._ports:
@@ -76,6 +81,13 @@ class Server:
                     telemetry.count("frames_dropped", 1)
                     telemetry.event("dropped", worker=worker, reason=str(error))
         return heard
+
+    def _record(self, *, now: bool = False) -> None:
+        """Now and then: how stale the gradients of the updates were, as counts."""
+        time_s = time.monotonic()
+        if (now or time_s >= self._record_at) and (news := self._shard.news()):
+            telemetry.event("updates", **news)
+            self._record_at = time_s + _RECORD_PERIOD_S
 
     def _sleep(self) -> None:
         poll = select.poll()

@@ -6,6 +6,7 @@ No sockets here: messages go in, answers come out, each with the vector that bel
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,6 +103,8 @@ class Shard:
         self._sum = torch.empty(longest, dtype=params.dtype)
         self._staleness: Counter[int] = Counter()
         self._leads: Counter[int] = Counter()
+        self._staleness_told: Counter[int] = Counter()
+        self._leads_told: Counter[int] = Counter()
         self._count = 0
 
     @property
@@ -213,7 +216,7 @@ class Shard:
         if update.given:
             with telemetry.timed("update"):
                 for span in update.group.spans:
-                    self._updates.apply(span, update.skipped, gradient=self._added(update.parts(span)))
+                    self._updates.apply(span, self._added(update.parts(span)), update.skipped)
             self._note(update)
         for worker, gradient in zip(update.workers, update.gradients, strict=True):
             self._unanswered.append((worker, update.group.index, gradient.push.step + 1))
@@ -244,8 +247,14 @@ class Shard:
 
     def _values(self, worker: int, group: Group, vector: str) -> Reply:
         version = int(self._versions[group.index])
-        values = Values(group=group.index, version=version, floor=self._clocks.floor, vector=vector)
+        values = Values(group=group.index, version=version, vector=vector)
         return worker, values, self._vectors[vector][group.slice]
+
+    def news(self) -> dict[str, Any]:
+        """What was counted since the last time, for the records; empty if nothing was."""
+        staleness, self._staleness_told = self._staleness - self._staleness_told, self._staleness.copy()
+        leads, self._leads_told = self._leads - self._leads_told, self._leads.copy()
+        return {"staleness": dict(staleness), "leads": dict(leads)} if staleness else {}
 
     def report(self) -> Report:
         totals = telemetry.totals()

@@ -2,17 +2,21 @@
 
 from manyhands import spec
 from manyhands.errors import UnknownName, UsageError
+from manyhands.strategies.ad_psgd import ADPSGD
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
 from manyhands.strategies.diloco import DiLoCo
 from manyhands.strategies.double_buffer import DoubleBuffer
 from manyhands.strategies.elastic_averaging import ElasticAveraging
+from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
+from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.local_sgd import LocalSGD
 from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.tournament import Tournament
 
 __all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "admit", "describe", "parse"]
 
@@ -25,6 +29,10 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "block-momentum": BlockMomentum,
     "elastic-averaging": ElasticAveraging,
     "diloco": DiLoCo,
+    "hogwild": Hogwild,
+    "gossip": Gossip,
+    "ad-psgd": ADPSGD,
+    "tournament": Tournament,
     "parameter-server": ParameterServer,
 }
 

@@ -4,6 +4,8 @@ Chen & Huo 2016; CNTK's `BlockMomentumSGD`. The average of n workers has moved n
 over blocks makes up for it. With w the model that a block of `period` steps began with and w̄ the average at its end,
 
     Δ ← momentum · Δ + lr · (w̄ − w),    w ← w + Δ,    or, with Nesterov,    w ← w + lr · (w̄ − w) + momentum · Δ.
+
+The momentum of the workers' own SGD begins anew with every block, as in CNTK: both together would overshoot.
 """
 
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from manyhands.strategies.settings import within
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
     from manyhands.replica.replica import Replica
+
+MOMENTUM = "momentum_buffer"  # as torch.optim.SGD calls it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +45,5 @@ class BlockMomentum(Rounds):
         delta.mul_(momentum).add_(step)
         start.add_(step.add_(delta, alpha=momentum) if self.nesterov else delta)
         params.copy_(start)
+        if MOMENTUM in replica.updates.vectors:
+            replica.updates.vectors[MOMENTUM].zero_()

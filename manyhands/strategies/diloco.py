@@ -24,7 +24,7 @@ class DiLoCo(Rounds):
 
     period: int = 32
     lr: float = 0.7
-    momentum: float = 0.9
+    momentum: float = 0.6  # the paper's 0.9 needs many rounds
 
     def __post_init__(self) -> None:
         super().__post_init__()

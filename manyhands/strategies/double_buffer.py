@@ -1,10 +1,12 @@
 """Double buffering: gradients one step late, so that their sum is hidden behind the next step's computation.
 
-ChainerMN (Akiba et al. 2017; its double-buffering optimizer). With g_t the gradient of step t over all workers,
+ChainerMN (Akiba et al. 2017; its double-buffering optimizer). With g_t the mean gradient of all workers in step t,
 
-    x_{t+1} = x_t − lr · g_{t−1}(x_{t−1}),
+    x_{t+1} = x_t − lr · g_{t−1},    g_t taken at x_t,
 
-and the sum of g_t over the workers runs while g_{t+1} is computed. A pause waits for the last sum and applies it.
+and the sum of g_t over the workers runs while g_{t+1} is computed. With `predict`, g_t is taken at 2 x_t − x_{t−1}:
+where the parameters will be when it is applied, if they go on as they went (SpecTrain, Chen et al. 2018). Momentum
+makes late gradients overshoot, and this takes most of it back. A pause waits for the last sum and applies it.
 """
 
 from dataclasses import dataclass
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
     from manyhands.replica.replica import Replica, Share
 
 BUFFERS = ("even", "odd")
+LAST = "last"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoubleBuffer(Strategy):
     """Gradients one step late, summed while the next step computes (ChainerMN, Akiba et al. 2017)."""
 
+    predict: bool = True
     pooled: ClassVar[bool] = True
 
     def check(self, asked: Asked) -> None:
@@ -33,7 +37,7 @@ class DoubleBuffer(Strategy):
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         late = self._buffer(replica, replica.steps)
-        loss = replica.backward(share)
+        loss = self._predicted(replica, share) if self.predict else replica.backward(share)
         comm.finish_sum()
         fresh = self._buffer(replica, replica.steps)
         length = len(replica.params)
@@ -46,14 +50,24 @@ class DoubleBuffer(Strategy):
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         comm.finish_sum()
         self._apply(replica, self._buffer(replica, replica.steps))
-        for name in BUFFERS:  # nothing is under way: the next step finds no late gradient
+        for name in (*BUFFERS, LAST):  # nothing is late any more: the next step begins as the first one did
             replica.kept.pop(name, None)
+
+    def _predicted(self, replica: "Replica", share: "Share") -> float:
+        """Gradients where the parameters will be; the parameters themselves stay where they are."""
+        here = replica.params.clone()
+        last = replica.keep(LAST, here)
+        replica.params.add_(here - last)
+        last.copy_(here)
+        loss = replica.backward(share)
+        replica.params.copy_(here)
+        return loss
 
     def _buffer(self, replica: "Replica", step: int) -> "Tensor":
         """The gradients of a step and one flag per parameter; zeros where there was no such step."""
         name = BUFFERS[step % 2]
         if name not in replica.kept:
-            return replica.keep(name, replica.params.new_zeros(len(replica.params) + len(replica.used)))
+            replica.keep(name, replica.params.new_zeros(len(replica.params) + len(replica.used)))
         return replica.keep(name)
 
     def _apply(self, replica: "Replica", late: "Tensor") -> None:

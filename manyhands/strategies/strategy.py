@@ -48,6 +48,11 @@ class Strategy:
         return False
 
     @property
+    def open_replica(self) -> bool:
+        """Whether a worker's replica lies where the other workers of its host can read and write it."""
+        return False
+
+    @property
     def topology(self) -> str:
         """How `comm` sums: `native`, or the name of a schedule."""
         return "native"
@@ -55,6 +60,11 @@ class Strategy:
     @property
     def lockstep(self) -> bool:
         """Whether all workers take every step together; if not, nobody waits for anybody at a step."""
+        return True
+
+    @property
+    def same_settings(self) -> bool:
+        """Whether the optimizers of all workers must have the same settings."""
         return True
 
     @property

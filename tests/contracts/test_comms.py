@@ -1,5 +1,6 @@
 """What every comm must keep: sums, means, copies and flags, the same bits on all replicas."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from torch import Tensor
 
 from manyhands.cluster.world import World
+from manyhands.comm.background import Background
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.comm.comm import Comm
-from manyhands.comm.shared import DIRECT_BYTES, SHARE_BYTES, chunk_bytes
+from manyhands.comm.shared import DIRECT_BYTES, SHARE_BYTES, SharedComm, chunk_bytes
+from manyhands.errors import PeerLost, UsageError
 from tests.crew import in_threads
 
 COMMS: dict[str, Callable[[World], Comm]] = {
@@ -37,6 +40,33 @@ def test_sums_of_every_length_again_and_again(kind: str, workers: int) -> None:
         for length, got in zip(LENGTHS, results, strict=True):
             want = (torch.arange(length, dtype=torch.float32) % 1000) * workers + sum(range(workers))
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", COMMS)
+def test_vectors_of_the_comm_sum_like_any_other_and_so_do_their_parts(kind: str, workers: int) -> None:
+    length, part = 9 * CHUNK + 7, slice(CHUNK + 3, 5 * CHUNK)
+
+    def work(world: World) -> list[Tensor]:
+        comm = COMMS[kind](world)
+        first, second = (comm.vector(length, dtype) for dtype in (torch.float32, torch.int32))
+        for vector in (first, second):
+            assert not vector.any()
+            vector.copy_(torch.arange(length) % 1000 + world.rank)
+            comm.sum_(vector)
+            comm.sum_(vector[part])
+        results = [first.clone(), second.clone()]
+        for vector in (first, second):
+            comm.give_back(vector)
+        ordinary = torch.ones(length)
+        comm.sum_(ordinary)
+        assert bool((ordinary == workers).all())
+        return results
+
+    want = (torch.arange(length) % 1000) * workers + sum(range(workers))
+    want[part] *= workers
+    for results in in_threads(workers, work):
+        assert all(torch.equal(got, want.to(got.dtype)) for got in results)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
@@ -88,3 +118,88 @@ def test_exchange_and_gather_of_the_world() -> None:
     rows, payloads = in_threads(3, work)[1]
     assert rows == [[0.0, 0.1], [1.0, 0.1], [2.0, 0.1]]
     assert payloads == [b"", bytes([1]) * 1000, bytes([2]) * 2000]
+
+
+@pytest.mark.parametrize("kind", COMMS)
+def test_a_sum_in_the_background_goes_before_what_follows(kind: str) -> None:
+    def work(world: World) -> tuple[float, float, list[float]]:
+        comm = COMMS[kind](world)
+        large = torch.full((3 * CHUNK,), float(world.rank))
+        small = torch.tensor([1.0])
+        totals = []
+        for _ in range(20):
+            large.fill_(float(world.rank))
+            comm.start_sum(large)
+            totals.append(world.exchange([1.0])[0][0])  # workers may meet meanwhile
+            comm.sum_(small)
+            comm.finish_sum()
+            comm.finish_sum()  # nothing is under way any more
+            small.fill_(1.0)
+        comm.start_sum(large)
+        comm.finish_sum()
+        return float(large.min()), float(large.max()), totals
+
+    for least, most, totals in in_threads(3, work):
+        assert (least, most) == (9.0, 9.0)  # 0 + 1 + 2, three times over
+        assert totals == [1.0] * 20
+    assert not [thread for thread in threading.enumerate() if thread.name == "sum"]
+
+
+def test_what_goes_wrong_in_the_background_is_raised_where_it_is_waited_for() -> None:
+    background = Background()
+    background.start(lambda: (_ for _ in ()).throw(PeerLost("worker 1 is gone")))
+    with pytest.raises(PeerLost, match="worker 1 is gone"):
+        background.finish()
+    background.finish()
+
+
+@pytest.mark.parametrize(
+    ("groups", "want"), [(1, [15] * 6), (2, [3] * 3 + [12] * 3), (3, [1, 1, 5, 5, 9, 9])]
+)
+def test_groups_sum_among_themselves(groups: int, want: list[int]) -> None:
+    def work(world: World) -> list[float]:
+        near = world.comm.near(groups)
+        results = []
+        for length in (1, DIRECT + 1, CHUNK + 3):
+            vector = torch.full((length,), float(world.rank))
+            near.sum_(vector)
+            assert torch.equal(vector, vector[:1].expand(length))
+            results.append(float(vector[0]))
+            everyone = torch.ones(5)
+            world.comm.sum_(everyone)  # all workers and groups take turns
+            assert everyone.tolist() == [6.0] * 5
+        assert world.comm.near(groups) is near
+        return results
+
+    assert in_threads(6, work) == [[float(value)] * 3 for value in want]
+
+
+def test_groups_that_do_not_fit_the_host_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 groups of 2 workers do not fit a host with 3 workers"):
+        in_threads(3, lambda world: SharedComm(world.host, world.rank, 4).near(2))
+
+
+@pytest.mark.parametrize("kind", COMMS)
+def test_pairs_swap_vectors_of_every_length(kind: str) -> None:
+    def work(world: World) -> list[float]:
+        comm = COMMS[kind](world)
+        for length in LENGTHS:
+            for peer in (4 - world.rank, world.rank ^ 1 if world.rank < 4 else world.rank):
+                vector = torch.full((length,), float(world.rank))
+                theirs = comm.swap(peer, vector)
+                assert torch.equal(theirs, torch.full((length,), float(peer)))
+                assert torch.equal(vector, torch.full((length,), float(world.rank)))
+        return comm.swap_numbers(4 - world.rank, [0.1 + world.rank, 7.0])
+
+    assert in_threads(5, work) == [[0.1 + (4 - rank), 7.0] for rank in range(5)]
+
+
+@pytest.mark.parametrize("kind", COMMS)
+def test_any_replica_can_be_copied_and_the_largest_number_is_known(kind: str) -> None:
+    def work(world: World) -> tuple[list[float], float]:
+        comm = COMMS[kind](world)
+        vector = torch.full((3,), 0.1 + world.rank)
+        comm.copy_(vector, 2)
+        return vector.tolist(), comm.most_of(float(world.rank % 3))
+
+    assert in_threads(4, work) == [(torch.full((3,), 2.1).tolist(), 2.0)] * 4

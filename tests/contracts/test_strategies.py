@@ -1,7 +1,9 @@
 """What every strategy must keep, run over everything registered."""
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,24 +12,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyhands import strategies
+from manyhands import spec, strategies
 from manyhands.cluster.world import World
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.sessions import Session
-from manyhands.strategies import STRATEGIES
+from manyhands.strategies import PRESETS, STRATEGIES
 from tests.crew import in_threads
 
 Batch = tuple[Tensor, Tensor]
 Steps = Sequence[Sequence[Sequence[Batch]]]  # per step, per worker, the batches to accumulate
 
 STEPS = 5
-SYNCHRONOUS = [
-    *(name for name, kind in STRATEGIES.items() if kind().synchronous),
-    *(f"all-reduce:topology={name}" for name in TOPOLOGIES),
-]
-TOGETHER = [name for name in SYNCHRONOUS if name != "single"]
+NAMES = [*STRATEGIES, *PRESETS]
+_texts = [*NAMES, *(f"all-reduce:topology={name}" for name in TOPOLOGIES)]
+DIFFERENT = list({strategies.parse(text): text for text in reversed(_texts)}.values())[
+    ::-1
+]  # each thing once
+SYNCHRONOUS = [text for text in DIFFERENT if strategies.parse(text).synchronous]
+TOGETHER = [text for text in SYNCHRONOUS if text != "single"]
 # Servers run any optimizer that takes one gradient per step.
-WITHOUT_SERVERS = [name for name in TOGETHER if not strategies.parse(name).rule]
+WITHOUT_SERVERS = [text for text in TOGETHER if not strategies.parse(text).rule]
+APART = [text for text in DIFFERENT if text not in SYNCHRONOUS]
+IN_STEP = [text for text in APART if strategies.parse(text).lockstep]  # others do not run twice alike
+
+# Why one worker alone does not train as plain PyTorch does.
+OTHER_ALONE = {
+    "double-buffer": "its gradients are one step late, with one worker too",
+    "block-momentum": "start + (end − start) is the end, but rounded",
+    "elastic-averaging": "the spring pulls a single worker back as well",
+    "diloco": "the outer step has a rate and a momentum of its own",
+}
 
 
 class Net(nn.Module):
@@ -188,6 +202,18 @@ def test_a_world_of_one_is_plain_pytorch_bit_for_bit(strategy: str, optimizer: s
         assert torch.equal(got, param)
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("strategy", [text for text in APART if not strategies.parse(text).rule])
+def test_a_world_of_one_is_plain_pytorch_unless_it_says_why_not(strategy: str, optimizer: str) -> None:
+    make = functools.partial(two_groups, OPTIMIZERS[optimizer])
+    steps = make_steps(1, dtype=torch.float32)
+    want = plainly(make_net(torch.float32, optional=True), make, steps, clip=0.5, scheduled=True)
+    net = functools.partial(make_net, torch.float32, optional=True)
+    (ours,) = together(1, strategy, net, make, steps, clip=0.5, scheduled=True)
+    same = all(torch.equal(got, param) for got, param in zip(ours, want.parameters(), strict=True))
+    assert same == (spec.split(strategy)[0] not in OTHER_ALONE)
+
+
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_equals_one_big_batch(optimizer: str, workers: int) -> None:
@@ -238,6 +264,107 @@ def test_single_precision_equals_one_big_batch(workers: int) -> None:
     net = functools.partial(make_net, torch.float32)
     want = plainly(net(), make, steps)
     assert_close(together(workers, "all-reduce", net, make, steps)[0], want)
+
+
+def crew_of(strategy: str) -> int:
+    return 1 if strategy == "single" else 4
+
+
+def flat(session: Session) -> Tensor:
+    return torch.cat([param.detach().flatten() for param in session.model.parameters()])
+
+
+@pytest.mark.parametrize("strategy", DIFFERENT)
+def test_replicas_agree_at_every_pause_whatever_data_the_workers_have(strategy: str, tmp_path: Path) -> None:
+    """Different numbers of batches, and one worker without any: nobody hangs, and pauses find all alike."""
+    steps = make_steps(crew_of(strategy))
+    (held_out,) = make_steps(1)[0][0]
+
+    def work(world: World) -> list[Tensor]:
+        net = make_net()
+        optimizer = two_groups(OPTIMIZERS["momentum"], net)
+        session = Session(net, optimizer, loss, world=world, strategy=strategy, clip_norm=0.3)
+        mine = [batch for step in steps for batch in step[world.rank]]
+        mine = mine[: {0: 5, 1: 0, 2: 3, 3: 4}[world.rank]]
+        seen = []
+        for _ in range(2):
+            for batch in session.batches(mine):
+                session.step(batch)
+            session.evaluate(list(zip(*held_out, strict=True)))
+            seen.append(flat(session))
+            session.save(tmp_path)
+            seen.append(flat(session))
+            world.host.barrier()  # where nobody waits, a neighbour's next step may change what we look at
+            session.step(*mine[:1])
+        session.close()
+        seen.append(flat(session))
+        assert session.samples == (5 + 0 + 3 + 4 + 3) * 12 if world.size == 4 else 6 * 12
+        return seen
+
+    everyone = in_threads(crew_of(strategy), work, strategy=strategy)
+    assert_same_bits(everyone)
+    first = everyone[0]
+    assert torch.equal(first[0], first[1]), "a second pause without a step in between changes nothing"
+    assert not torch.equal(first[1], first[2])
+    assert not [thread for thread in threading.enumerate() if thread.name == "sum"]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("strategy", IN_STEP)
+def test_resume_equals_a_run_that_only_saved(strategy: str, optimizer: str, tmp_path: Path) -> None:
+    """Bit for bit, with a worker that has no data at first, so that states of optimizers differ."""
+    steps = make_steps(3, lambda step, rank: [4] if rank != 1 or step > 1 else []) * 3
+
+    def run(world: World, name: str, stop: int) -> list[Tensor]:
+        def start() -> Session:
+            net = make_net()
+            made = two_groups(OPTIMIZERS[optimizer], net)
+            return Session(net, made, loss, world=world, strategy=strategy, clip_norm=0.3)
+
+        session = start()
+        for number, step in enumerate(steps, start=1):
+            session.step(*step[world.rank])
+            if number in (1, 7, 12):
+                session.save(tmp_path / name)
+                if number == stop:
+                    session.close()
+                    session = start()
+                    assert session.resume(tmp_path / name) == {}
+                    assert session.steps == number
+        session.close()
+        return [flat(session)]
+
+    whole = in_threads(3, functools.partial(run, name="whole", stop=0), strategy=strategy)
+    for stop in (1, 7):
+        parts = in_threads(3, functools.partial(run, name=f"stop-{stop}", stop=stop), strategy=strategy)
+        assert_same_bits([whole[0], *parts])
+
+
+@pytest.mark.parametrize("strategy", DIFFERENT)
+def test_every_strategy_learns(strategy: str) -> None:
+    batches = [
+        (inputs, (inputs.mean((1, 2, 3)) > 0).long()) for inputs, _ in _many_batches(crew_of(strategy))
+    ]
+
+    def work(world: World) -> tuple[float, float]:
+        net = make_net()
+        session = Session(
+            net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world, strategy=strategy
+        )
+        samples = [sample for batch in batches for sample in zip(*batch, strict=True)]
+        before = session.evaluate(samples)["loss"]
+        for _ in range(25):
+            session.step(batches[world.rank])
+        after = session.evaluate(samples)["loss"]
+        session.close()
+        return before, after
+
+    for before, after in in_threads(crew_of(strategy), work, strategy=strategy):
+        assert after < 0.6 * before
+
+
+def _many_batches(count: int) -> list[Batch]:
+    return [batch for step in make_steps(count, lambda step, rank: [24])[:1] for (batch,) in step]
 
 
 @pytest.mark.parametrize("strategy", TOGETHER)
@@ -370,8 +497,14 @@ def test_sparse_gradients(kind: str) -> None:
     assert_same_bits(ours)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_text_of_a_strategy_is_its_configuration(name: str) -> None:
     strategy = strategies.parse(name)
     assert strategies.parse(strategies.describe(strategy)) == strategy
-    assert (STRATEGIES[name].__doc__ or "").strip(), f"{name} needs a line for `manyhands list`"
+    assert name in PRESETS or (STRATEGIES[name].__doc__ or "").strip(), "`manyhands list` needs a line"
+
+
+def test_settings_come_on_top_of_a_preset() -> None:
+    assert strategies.describe(strategies.parse("parameter-averaging:period=3")) == "local-sgd:period=3"
+    assert strategies.describe(strategies.parse("ring")) == "all-reduce:topology=ring"
+    assert strategies.describe(strategies.parse("local-first:topology=tree")) == "all-reduce:topology=tree"

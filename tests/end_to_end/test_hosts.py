@@ -34,10 +34,20 @@ class Run:
     """By host, as its network interface counted them."""
 
 
-@pytest.fixture(scope="module", params=[(2, 1), (1, 1)], ids=["2+1", "1+1"])
+@pytest.fixture(scope="module", params=[(3, 1), (1, 1)], ids=["3+1", "1+1"])
 def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    layout: tuple[int, ...] = request.param
-    folder = tmp_path_factory.mktemp("hosts")
+    return on_hosts(request.param, TRAIN, tmp_path_factory.mktemp("hosts"))
+
+
+def on_hosts(layout: tuple[int, ...], words: list[str], folder: Path) -> Run:
+    """`manyhands` with these words, training, in every worker of emulated hosts, so many workers on each."""
+    said, sent_bytes = _run_on(layout, [*words, "--json", "--out", "run"], folder)
+    assert [out != "" for out in said] == [rank == 0 for rank in range(len(said))]
+    return Run(out=folder / "run", workers=len(said), summary=json.loads(said[0]), sent_bytes=sent_bytes)
+
+
+def _run_on(layout: tuple[int, ...], command: list[str], folder: Path) -> tuple[list[str], list[int]]:
+    """The same command in a worker on each seat of the hosts; gives what each printed, and the bytes hosts sent."""
     host_of = [host for host, count in enumerate(layout) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(hosts.EmulatedHosts(len(layout)))
@@ -50,10 +60,9 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
                     local.STORE: f"{net.address(0)}:{PORT}",
                 }
             )
-            command = [*net.command_prefix(host), str(BIN / "manyhands"), *TRAIN, "--json", "--out", "run"]
             worker = stack.enter_context(
                 subprocess.Popen(
-                    command,
+                    [*net.command_prefix(host), str(BIN / "manyhands"), *command],
                     cwd=folder,
                     env=environ,
                     stdin=subprocess.DEVNULL,
@@ -66,11 +75,7 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             workers.append(worker)
         said = [worker.communicate(timeout=TIMEOUT_S) for worker in workers]
         assert [worker.returncode for worker in workers] == [0] * len(workers), said
-        sent_bytes = [_sent_bytes(net, host) for host in range(len(layout))]
-    assert [out != "" for out, _ in said] == [rank == 0 for rank in range(len(workers))]
-    return Run(
-        out=folder / "run", workers=len(workers), summary=json.loads(said[0][0]), sent_bytes=sent_bytes
-    )
+        return [out for out, _ in said], [_sent_bytes(net, host) for host in range(len(layout))]
 
 
 def _sent_bytes(net: hosts.EmulatedHosts, host: int) -> int:
@@ -107,3 +112,78 @@ def test_the_bytes_are_those_of_the_network_interface(emulated: Run) -> None:
     assert emulated.summary["bytes_sent"] == pytest.approx(sum(emulated.sent_bytes), rel=0.15)
     for sent in emulated.sent_bytes:
         assert sent > 8 * PARAMETER_BYTES, "every step's gradients have left every host"
+
+
+SKIPPING = """
+import random, sys, torch
+from torch import nn
+import manyhands as mh
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 3000), nn.Linear(3000, 2)
+        self.middle = nn.ModuleList(nn.Linear(3000, 3000, bias=False) for _ in range(3))
+
+    def forward(self, inputs):
+        hidden = self.first(inputs)
+        for layer in self.middle[:2]:  # the third is never used by anyone
+            if chance.random() < 0.4:
+                hidden = torch.tanh(layer(hidden))
+        return self.last(hidden)
+
+torch.manual_seed(0)
+model = Skipping()
+session = mh.session(
+    model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lambda m, b: m(b).square().mean(), clip_norm=0.05
+)
+chance = random.Random(session.world.rank)
+for step in range(6):
+    generator = torch.Generator().manual_seed(10 * step + session.world.rank)
+    session.step(torch.randn(4 + session.world.rank, 8, generator=generator))
+session.close()
+if session.world.rank == 0:
+    torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+def test_layers_skipped_at_random_and_clipping_give_the_same_on_3_and_1_workers_of_two_hosts(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "skipping.py").write_text(SKIPPING)
+    _run_on((3, 1), ["launch", "skipping.py", "hosts.pt"], tmp_path)
+    done = run([str(BIN / "manyhands"), "launch", "--workers", "4", "skipping.py", "alone.pt"], tmp_path)
+    assert done.code == 0, done.err
+    ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("hosts.pt", "alone.pt"))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy", "the_same_on_one_host"),
+    [
+        (
+            (2, 2),
+            "hierarchical-local-sgd:local_period=1,global_period=4",
+            "hierarchical-local-sgd:local_period=1,global_period=4,groups=2",
+        ),
+        ((2, 1), "double-buffer", "double-buffer"),
+    ],
+)
+def test_strategies_with_replicas_of_their_own(
+    layout: tuple[int, ...], strategy: str, the_same_on_one_host: str, tmp_path: Path
+) -> None:
+    """Hosts are groups, and sums go on in the background between hosts as well."""
+    words = ["train", "--model", "mlp:hidden=64", "--steps", "7", "--batch", "16", "--strategy"]
+    said, _ = _run_on(layout, [*words, strategy, "--json", "--out", "run"], tmp_path)
+    assert json.loads(said[0])["hosts"] == 2
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    command = [str(BIN / "manyhands"), *words, the_same_on_one_host, "--threads", "1"]
+    command += ["--workers", str(sum(layout))]
+    done = run([*command, "--json", "--out", "run"], alone)
+    assert done.code == 0, done.err
+    ours, theirs = parameters(tmp_path / "run"), parameters(alone / "run")
+    for name, value in ours.items():
+        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name

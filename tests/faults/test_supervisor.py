@@ -53,12 +53,19 @@ class Heard:
 Run = Callable[..., Heard]
 
 
+@pytest.fixture(params=[None, "json"], ids=["apart", "forked"])
+def load(request: pytest.FixtureRequest) -> str | None:
+    """Whether the workers are started one by one, or as forks of a process that has loaded something."""
+    loaded: str | None = request.param
+    return loaded
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, load: str | None) -> Run:
     """Run the same little script in every worker; what HEAD defines is at hand in it."""
 
     def run_script(
-        body: str, *arguments: str, workers: int = 2, prefix: Callable[[int], list[str]] = lambda rank: []
+        body: str, *arguments: str, workers: int = 2, prefix: Callable[[int], list[str]] | None = None
     ) -> Heard:
         lines: list[tuple[int, str]] = []
         ticks: list[None] = []
@@ -71,6 +78,7 @@ def run(tmp_path: Path) -> Run:
             on_tick=lambda: ticks.append(None),
             on_line=lambda rank, line: lines.append((rank, line)),
             prefix=prefix,
+            load=load,
         )
         return Heard(outcome=outcome, lines=lines, ticks=len(ticks))
 
@@ -374,7 +382,7 @@ def _run_command(command: list[str], lines: list[str] | None = None) -> supervis
     )
 
 
-def test_a_failing_display_leaves_no_worker(tmp_path: Path) -> None:
+def test_a_failing_display_leaves_no_worker(tmp_path: Path, load: str | None) -> None:
     pids: list[int] = []
 
     def display(rank: int, line: str) -> None:
@@ -390,6 +398,7 @@ def test_a_failing_display_leaves_no_worker(tmp_path: Path) -> None:
             run_dir=None,
             on_tick=lambda: None,
             on_line=display,
+            load=load,
         )
     assert len(pids) == 1
     assert _gone(pids[0])
@@ -400,12 +409,55 @@ def test_a_prefix_that_cannot_be_started_is_one_sentence(run: Run) -> None:
         run("time.sleep(600)", prefix=lambda rank: [] if rank == 0 else ["no-such-command"])
 
 
+def test_what_cannot_be_loaded_is_told_with_its_reason() -> None:
+    with pytest.raises(ManyhandsError, match="cannot start the workers") as refusal:
+        supervisor.run(
+            ["-m", "json.tool"],
+            workers=2,
+            layout=cores.layout(2),
+            environ={},
+            run_dir=None,
+            on_tick=lambda: None,
+            on_line=lambda rank, line: None,
+            load="no_such_module",
+        )
+    assert "No module named 'no_such_module'" in str(refusal.value)
+
+
+def test_an_interrupt_before_the_workers_have_hatched_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_load.py").write_text("import time; time.sleep(600)")
+    ticks: list[None] = []
+
+    def interrupt() -> None:
+        ticks.append(None)
+        if len(ticks) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    outcome = supervisor.run(
+        ["-m", "json.tool"],
+        workers=2,
+        layout=cores.layout(2),
+        environ={"PYTHONPATH": str(tmp_path)},
+        run_dir=None,
+        on_tick=interrupt,
+        on_line=lambda rank, line: None,
+        load="slow_to_load",
+    )
+    assert outcome.message == "interrupted by SIGINT"
+
+
+def test_forks_do_not_share_their_random_numbers(run: Run) -> None:
+    heard = run("import random, numpy; print(random.random(), numpy.random.rand())")
+    assert heard.outcome.ok
+    assert heard.of(0) != heard.of(1)
+
+
 LAUNCHER = """
 import sys
 from manyhands.cluster import cores, supervisor
 outcome = supervisor.run(
     sys.argv[1:], workers=2, layout=cores.layout(2), environ={}, run_dir=None, on_tick=lambda: None,
-    on_line=lambda rank, line: print(line, flush=True),
+    on_line=lambda rank, line: print(line, flush=True), load="json",
 )
 print(outcome.message, flush=True)
 sys.exit(outcome.exit_code)

@@ -19,7 +19,7 @@ from manyhands.sessions import Session
 from tests.crew import in_threads
 from tests.pages import DOCS, blocks
 
-NAME = "local-sgd"
+NAME = "averaging"
 PAGE = DOCS / "adding-a-strategy.md"
 STEPS = 6
 
@@ -28,16 +28,16 @@ STEPS = 6
 def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One file and one line in the table."""
     file, line = (block.text for block in blocks(PAGE) if block.language in ("python", "diff"))
-    assert f'+    "{NAME}": LocalSGD,' in line
-    path = tmp_path / "local_sgd.py"
+    assert f'+    "{NAME}": Averaging,' in line
+    path = tmp_path / "averaging.py"
     path.write_text(file)
-    found = importlib.util.spec_from_file_location("local_sgd", path)
+    found = importlib.util.spec_from_file_location("own_averaging", path)
     assert found
     assert found.loader
     module = importlib.util.module_from_spec(found)
-    monkeypatch.setitem(sys.modules, "local_sgd", module)
+    monkeypatch.setitem(sys.modules, "own_averaging", module)
     found.loader.exec_module(module)
-    monkeypatch.setitem(strategies.STRATEGIES, NAME, module.LocalSGD)
+    monkeypatch.setitem(strategies.STRATEGIES, NAME, module.Averaging)
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

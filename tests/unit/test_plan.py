@@ -10,7 +10,7 @@ import pytest
 from manyhands import plan as plans
 from manyhands.cli import build
 from manyhands.cli.train import _plan
-from manyhands.cluster.seat import Seat
+from manyhands.cluster.seat import SERVERS, Seat
 from manyhands.errors import UsageError
 from manyhands.plan import Cluster, Plan, Train
 
@@ -26,11 +26,12 @@ name = "synthetic:3x32x32:10"
 samples = 128
 
 [strategy]
-name = "all-reduce"
-topology = "ring"
+name = "parameter-server"
+consistency = "async"
 
 [cluster]
 workers = 4
+servers = 2
 threads = 1
 device = "cpu"
 
@@ -52,8 +53,8 @@ save = false
 PLAN = Plan(
     model="mlp:hidden=512-256",
     data="synthetic:3x32x32:10,samples=128",
-    strategy="all-reduce:topology=ring",
-    cluster=Cluster(workers=4, threads=1, device="cpu"),
+    strategy="parameter-server:consistency=async",
+    cluster=Cluster(workers=4, servers=2, threads=1, device="cpu"),
     train=Train(
         epochs=3,
         steps=7,
@@ -108,7 +109,8 @@ def test_a_file_that_says_nothing_is_the_default_job(tmp_path: Path) -> None:
 def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     flags = from_flags(
         *("--model", "mlp:hidden=512-256", "--data", "synthetic:3x32x32:10,samples=128"),
-        *("--strategy", "all-reduce:topology=ring", "--workers", "4", "--threads", "1", "--device", "cpu"),
+        *("--strategy", "parameter-server:consistency=async", "--workers", "4", "--servers", "2"),
+        *("--threads", "1", "--device", "cpu"),
         *("--epochs", "3", "--steps", "7", "--batch", "16", "--optimizer", "adamw:lr=0.001", "--seed", "11"),
     )
     only_in_files = {
@@ -163,9 +165,14 @@ def test_a_resumed_run_goes_on_with_its_own_plan(tmp_path: Path) -> None:
     assert from_flags(other, "--resume", "--out", str(tmp_path)) == Plan(model="lenet")
 
 
-def test_a_world_that_someone_else_started_says_how_many_workers(tmp_path: Path) -> None:
+def test_a_world_that_someone_else_started_says_how_many_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SERVERS, "")  # whatever is written there is gone after this test
     seat = dataclasses.replace(ALONE, size=3, launcher="torchrun")
-    assert from_flags(str(write(tmp_path, SPEC)), seat=seat).cluster.workers == 3
+    assert from_flags(str(write(tmp_path, SPEC)), seat=seat).cluster == Cluster(
+        workers=1, servers=2, threads=1
+    )
     assert from_flags("--workers", "3", seat=seat).cluster.workers == 3
     with pytest.raises(UsageError, match="--workers 2 but torchrun started 3"):
         from_flags("--workers", "2", seat=seat)
@@ -176,7 +183,10 @@ def test_a_world_that_someone_else_started_says_how_many_workers(tmp_path: Path)
     [
         ("[modle]\nname = 'mlp'", "unknown section 'modle'; known: model, data, strategy, cluster, train"),
         ("[train]\nbatchsize = 3", r"unknown key in \[train\] 'batchsize'; known: epochs, steps, batch"),
-        ("[cluster]\ngpus = 3", r"unknown key in \[cluster\] 'gpus'; known: workers, threads, device"),
+        (
+            "[cluster]\ngpus = 3",
+            r"unknown key in \[cluster\] 'gpus'; known: workers, servers, threads, device",
+        ),
         ("[model]\nhidden = 3", r"\[model\] needs a name"),
         ("[model]\nname = 3", r"\[model\] needs a name"),
         ("[model]\nname = 'mlp'\n[model.hidden]\na = 1", r"\[model\] hidden is a section of its own"),

@@ -1,0 +1,123 @@
+"""Starts the workers of a host as forks of one process that has loaded PyTorch.
+
+Loading it takes seconds and more than 100 MB; here that is paid once per host, since forks share what nobody changes.
+The launcher runs this module, hands it one `Nest` per worker and hears the process ids of the workers. Each worker is
+forked twice, so that the launcher (which has asked the kernel for orphans) becomes its parent: from then on a worker is
+the launcher's child like any other, and this process is gone. Workers begin once the launcher says that it knows of
+them all; if the launcher is gone by then, so are they.
+"""
+
+import ctypes
+import gc
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from manyhands.cluster import compiler
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GO = b"!"
+
+
+class Nest(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker begins with."""
+
+    environ: dict[str, str]
+    output: int  # file descriptors: standard output, standard error, and where to hear that it may begin
+    error: int
+    permission: int
+
+
+class Brood(msgspec.Struct, frozen=True, kw_only=True):
+    """What the nursery is told."""
+
+    load: str  # the module to have loaded before the first fork
+    command: list[str]
+    nests: list[Nest]
+
+
+def start(brood: Brood, environ: dict[str, str], inherited: Sequence[int]) -> "subprocess.Popen[bytes]":
+    """In the launcher: start the nursery, whose standard output gives the pids of the workers, one per line."""
+    adopt_orphans(True)
+    descriptors = [fd for nest in brood.nests for fd in (nest.output, nest.error, nest.permission)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "manyhands.cluster.nursery"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=brood.nests[0].error,
+        pass_fds=[*inherited, *descriptors],
+        process_group=0,
+        bufsize=0,
+    )
+    assert process.stdin
+    with process.stdin:
+        process.stdin.write(msgspec.json.encode(brood))
+    return process
+
+
+def adopt_orphans(yes: bool) -> None:
+    """Whether processes whose parent ends become children of this one."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+
+
+def permit(fd: int) -> None:
+    """In the launcher: let a worker begin."""
+    os.write(fd, _GO)
+
+
+def main() -> None:
+    brood = msgspec.json.decode(sys.stdin.buffer.read(), type=Brood)
+    compiler.leave_unloaded()
+    importlib.import_module(brood.load)
+    importlib.import_module("manyhands.cluster.worker")
+    gc.collect()
+    gc.freeze()  # the collector would write to every object, and so copy every page
+    for nest in brood.nests:
+        hear, tell = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            pid = os.fork()
+            if pid == 0:
+                os.close(hear)
+                os.close(tell)
+                _become_worker(nest, brood)
+                return
+            os.write(tell, f"{pid}\n".encode())
+            os._exit(0)
+        os.waitpid(middle, 0)  # from here on the launcher is the worker's parent
+        os.write(1, os.read(hear, 32))
+        os.close(hear)
+        os.close(tell)
+    os._exit(0)  # taking down what was loaded would only keep the workers waiting
+
+
+def _become_worker(nest: Nest, brood: Brood) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(nest.output, 1)
+    os.dup2(nest.error, 2)
+    for other in brood.nests:
+        for fd in {other.output, other.error, other.permission} - {nest.permission}:
+            os.close(fd)
+    if os.read(nest.permission, 1) != _GO:
+        os._exit(0)  # the launcher is gone
+    os.close(nest.permission)
+    os.setpgid(0, 0)  # until now the launcher could end us with the nursery
+    os.environ.clear()
+    os.environ.update(nest.environ)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # as Python's own generator does by itself after a fork
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # servers may have fewer
+    sys.argv[1:] = brood.command
+    from manyhands.cluster.worker import main as run_worker
+
+    run_worker()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Gossip: workers meet in pairs and average, and news spreads from pair to pair.
+
+GoSGD, Blot et al. 2016; Theano-MPI has it. Every `every` steps all workers pair up at random, and with x_i, x_j the
+parameters of a pair
+
+    x_i, x_j ← (x_i + x_j) / 2.
+
+The mean of all replicas stays what it is, and after about log2 n meetings everyone knows of everyone. A message goes to
+one peer only, however many workers there are. The paper's workers send without waiting; here a pair meets in step.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyhands.strategies.partners import partner
+from manyhands.strategies.settings import at_least_one, one_gradient_per_step
+from manyhands.strategies.strategy import Asked, Strategy
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip(Strategy):
+    """Random pairs of workers average their parameters every `every` steps (GoSGD, Blot et al. 2016; Theano-MPI)."""
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one(every=self.every)
+
+    def check(self, asked: Asked) -> None:
+        one_gradient_per_step(asked)
+
+    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+        loss = replica.backward(share)
+        replica.apply()
+        if replica.steps % self.every == 0:
+            peer = partner(comm.rank, comm.size, replica.steps // self.every)
+            replica.params.add_(comm.swap(peer, replica.params)).mul_(0.5)
+        return loss
+
+    def agree(self, replica: "Replica", comm: "Comm") -> None:
+        comm.mean_(replica.params)

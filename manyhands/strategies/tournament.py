@@ -1,0 +1,96 @@
+"""Tournament: trainers meet in pairs, both judge both models on their own data, and the better one goes on at both.
+
+LTFB (let a thousand flowers bloom), Jacobs et al. 2017, in LBANN. Every trainer has its own model, its own part of the
+data and its own learning rate. Every `every` steps trainers i and j exchange their models, and with L_i(x) the loss
+of x on the batch that i has at hand and has not trained on yet
+
+    x_i, x_j ← x_i  if  L_i(x_i) + L_j(x_i) < L_i(x_j) + L_j(x_j),  else x_j.
+
+The winner's settings go on with its parameters; whoever takes over another's begins with a fresh optimizer. In
+the paper each side decides for itself; here both decide alike.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from manyhands.errors import UsageError
+from manyhands.strategies.partners import partner
+from manyhands.strategies.settings import at_least_one, one_gradient_per_step
+from manyhands.strategies.strategy import Asked, Strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica, Share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tournament(Strategy):
+    """Trainers with their own rates meet in pairs; the better model goes on (LTFB, Jacobs et al. 2017; LBANN)."""
+
+    every: int = 8
+    spread: float = 2.0  # the trainers' learning rates reach from 1/spread to spread times the optimizer's
+
+    same_settings: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        at_least_one(every=self.every)
+        if not self.spread >= 1:
+            raise UsageError(
+                f"spread={self.spread:g}: it must be at least 1, which gives all trainers the same rate"
+            )
+
+    def check(self, asked: Asked) -> None:
+        one_gradient_per_step(asked)
+
+    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+        rate = self._rate(replica, comm)
+        if share.samples:
+            replica.held = share
+        if replica.steps and replica.steps % self.every == 0:
+            self._meet(replica, comm, rate)
+        loss = replica.backward(share)
+        with replica.rate(float(rate)):
+            replica.apply()
+        return loss
+
+    def _rate(self, replica: "Replica", comm: "Comm") -> "Tensor":
+        """What this trainer multiplies the learning rate by: at first evenly spaced, on a logarithmic scale."""
+        place = 2 * comm.rank / (comm.size - 1) - 1 if comm.size > 1 else 0.0
+        return replica.keep("rate", replica.params.new_zeros(1).double() + self.spread**place)
+
+    def _meet(self, replica: "Replica", comm: "Comm", rate: "Tensor") -> None:
+        peer = partner(comm.rank, comm.size, replica.steps // self.every)
+        mine = replica.whole()
+        theirs = comm.swap(peer, mine)
+        if peer == comm.rank:
+            return
+        mine_here = replica.score()
+        replica.become(theirs)
+        theirs_here = replica.score()
+        news = comm.swap_numbers(peer, [mine_here, theirs_here, float(rate), *replica.settings])
+        theirs_there, mine_there, their_rate, *their_settings = news
+        if mine_here + mine_there <= theirs_here + theirs_there:
+            replica.become(mine)
+        else:
+            rate.fill_(their_rate)
+            replica.settings = their_settings
+            replica.forget()
+
+    def agree(self, replica: "Replica", comm: "Comm") -> None:
+        """The best model by the judgement of all trainers becomes everyone's; they keep their rates."""
+        if comm.size > 1:
+            mine = replica.whole()
+            losses = []
+            for rank in range(comm.size):
+                candidate = mine.clone()
+                comm.copy_(candidate, rank)
+                replica.become(candidate)
+                losses.append(comm.sum_of(replica.score()))
+            best = losses.index(min(losses))
+            comm.copy_(mine, best)
+            replica.become(mine)
+            if comm.rank != best:
+                replica.forget()
+        replica.held = None  # a run that goes on from a checkpoint has nothing at hand either

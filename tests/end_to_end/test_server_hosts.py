@@ -1,0 +1,94 @@
+"""Servers on emulated hosts: beside workers, among them, or on hosts of their own; the result is that of one host."""
+
+import contextlib
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyhands.cluster.launchers import local
+from manyhands.cluster.seat import SERVERS
+from manyhands.lab import hosts
+from tests.end_to_end.commands import BIN, TIMEOUT_S, clean_environment, parameters, run
+from tests.end_to_end.test_hosts import PARAMETER_BYTES, PORT, TRAIN, _sent_bytes
+
+WHY_NOT = hosts.available()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+STEPS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run on emulated hosts."""
+
+    out: Path
+    summary: dict[str, Any]
+    sent_bytes: list[int]
+    """By host, as its network interface counted them."""
+
+
+def train(folder: Path, workers: list[int], servers: list[int], strategy: str) -> Ended:
+    """Each worker and each server on the host of that number."""
+    places = [*workers, *servers]
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        net = stack.enter_context(hosts.EmulatedHosts(max(places) + 1))
+        processes = []
+        for rank, host in enumerate(places):
+            environ = clean_environment(
+                **{
+                    local.RANK: str(rank),
+                    local.SIZE: str(len(places)),
+                    local.STORE: f"{net.address(0)}:{PORT}",
+                    SERVERS: str(len(servers)),
+                }
+            )
+            asked = ["--strategy", strategy, "--servers", str(len(servers)), "--json", "--out", "run"]
+            command = [*net.command_prefix(host), str(BIN / "manyhands"), *TRAIN, *asked]
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        said = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+        assert [process.returncode for process in processes] == [0] * len(processes), said
+        sent_bytes = [_sent_bytes(net, host) for host in range(net.count)]
+    return Ended(out=folder / "run", summary=json.loads(said[0][0]), sent_bytes=sent_bytes)
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers"),
+    [([0, 0, 1], [0]), ([0, 1], [0, 1]), ([0, 0], [1, 2])],
+    ids=["beside some", "among all", "on their own"],
+)
+def test_sync_gives_the_result_of_one_host(workers: list[int], servers: list[int], tmp_path: Path) -> None:
+    ended = train(tmp_path / "hosts", workers, servers, "parameter-server")
+    command = [str(BIN / "manyhands"), *TRAIN, "--workers", str(len(workers)), "--threads", "1"]
+    done = run([*command, "--json", "--out", "run"], tmp_path)
+    assert done.code == 0, done.err
+    ours, theirs = parameters(ended.out), parameters(tmp_path / "run")
+    for name, value in theirs.items():
+        assert (ours[name] - value).norm() <= 1e-5 * value.norm(), name
+    assert ended.summary["staleness"]["max"] == 0
+    assert ended.summary["servers"] == len(servers)
+    assert ended.summary["samples"] == STEPS * 16 * len(workers)
+
+
+def test_async_over_the_network_sends_what_it_says(tmp_path: Path) -> None:
+    ended = train(tmp_path / "hosts", [0, 1], [2], "parameter-server:async")
+    assert ended.summary["steps"] == STEPS
+    assert sum(ended.summary["staleness"]["histogram"].values()) == 2 * STEPS * 2  # workers × steps × groups
+    assert ended.summary["bytes_sent"] == pytest.approx(sum(ended.sent_bytes), rel=0.15)
+    for worker in (0, 1):
+        assert ended.sent_bytes[worker] > STEPS * PARAMETER_BYTES, "every step's gradients have left"

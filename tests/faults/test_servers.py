@@ -1,0 +1,112 @@
+"""Runs with servers that end badly: the right one is named, nobody hangs, and nothing is left."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import manyhands
+from tests.faults.test_run import Running, leaving_nothing, open_files
+
+
+@contextlib.contextmanager
+def serving(folder: Path, strategy: str) -> Iterator[Running]:
+    with leaving_nothing(folder, "--strategy", strategy, "--servers", "1") as run:
+        sockets = _sockets() & {place for pid in run.processes for place in open_files(pid)}
+        assert sockets, "servers and workers of a host talk through a socket, or this test sees nothing"
+        yield run
+    assert not sockets & _sockets()
+
+
+def _sockets() -> set[str]:
+    """All sockets by which servers talk with their host's workers, of whatever run."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return {f"socket:[{line[6]}]" for line in lines if line[-1].startswith("@manyhands/")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_launcher_that_is_ended_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    with serving(tmp_path, "parameter-server:async") as run:
+        run.launcher.send_signal(number)
+        error = run.said()
+        assert "Traceback" not in error
+        assert run.launcher.returncode == (130 if number == signal.SIGINT else -number)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank", "name"),
+    [
+        ("parameter-server", 2, "server 0"),
+        ("parameter-server:async", 2, "server 0"),
+        ("parameter-server:async", 1, "worker 1 of 2"),
+    ],
+)
+def test_whoever_is_killed_ends_the_run_and_is_named(
+    strategy: str, rank: int, name: str, tmp_path: Path
+) -> None:
+    with serving(tmp_path, strategy) as run:
+        os.kill(run.workers[rank], signal.SIGKILL)
+        error = run.said()
+        assert run.launcher.returncode == 128 + signal.SIGKILL
+        assert error.splitlines()[-1] == f"error: {name} died: killed by SIGKILL"
+        assert "Traceback" not in error
+        assert not (run.out / "summary.json").exists()
+
+
+SCRIPT = """
+import sys
+import torch
+import manyhands as mh
+
+model = torch.nn.Linear(2, 1)
+session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: model(batch).mean())
+for number in range(6):
+    session.step(torch.ones(4, 2))
+    if number == 3 and sys.argv[1:] == ["fails"] and session.world.rank == 1:
+        raise RuntimeError("the user's own mistake")
+print("done", session.world.rank)
+"""
+
+
+def test_a_script_runs_with_servers_and_they_print_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    asked = ["--strategy", "stale:bound=1", "--servers", "2", "--workers", "2"]
+    done = manyhands("launch", *asked, "script.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == ["[worker 0] done 0", "[worker 1] done 1"]
+
+
+def test_a_mistake_in_a_worker_is_blamed_on_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    asked = ["--strategy", "parameter-server", "--servers", "1", "--workers", "2"]
+    done = manyhands("launch", *asked, "script.py", "fails", cwd=tmp_path)
+    assert done.code == 1
+    assert done.err.count("RuntimeError: the user's own mistake") == 1
+    assert done.err.splitlines()[-1] == "error: worker 1 of 2 died: exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            ["--strategy", "parameter-server:async"],
+            "parameter-server:consistency=async needs --servers 1 or more",
+        ),
+        (["--servers", "1"], "all-reduce uses no servers"),
+        (["--strategy", "parameter-server:async", "--servers", "-1"], "it must be 0 or more"),
+        (["--strategy", "parameter-server:eventually", "--servers", "1"], "unknown consistency 'eventually'"),
+        (
+            ["--strategy", "parameter-server:async,bound=2", "--servers", "1"],
+            "bound=2 is for consistency stale",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_process_starts(
+    asked: list[str], why: str, tmp_path: Path
+) -> None:
+    assert why in manyhands("train", *asked, cwd=tmp_path).refusal()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    assert why in manyhands("launch", *asked, "script.py", cwd=tmp_path).refusal()
