@@ -4,6 +4,7 @@ docs/comparing-fairly.md says why. In short, with k the number of workers' batch
 
     rate = base rate × min(k, 4)       SGD: the linear scaling rule with warm-up (Goyal et al. 2017)
     rate = base rate × √min(k, 4)      methods that divide by the gradient's size: Adam and its relatives
+    rate ÷ (1 + updates late)          where others update the parameters meanwhile (Zhang et al. 2016)
     updates = samples ÷ (batch × k)
 """
 
@@ -45,10 +46,13 @@ def terms(model: str, strategy: Strategy, workers: int, *, accumulate: int = 1) 
     batches = strategy.batches_per_update(workers) * accumulate
     scaled = min(batches, MOST_BATCHES)
     is_linear = name == "sgd"
-    rate = base * (scaled if is_linear else math.sqrt(scaled))
+    late = strategy.updates_late(workers)
+    rate = base * (scaled if is_linear else math.sqrt(scaled)) / (1 + late)
     settings["lr"] = f"{rate:.3g}"
     text = f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}"
-    if batches == 1:
+    if late:
+        why = f"learning rate {rate:.3g} = {base:g} × {scaled} ÷ {1 + late}: gradients are about {late} updates late"
+    elif batches == 1:
         why = f"learning rate {rate:.3g}: every update is made from one batch"
     else:
         factor = f"{scaled}" if is_linear else f"√{scaled}"

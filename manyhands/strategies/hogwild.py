@@ -40,6 +40,9 @@ class Hogwild(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
+    def updates_late(self, workers: int) -> int:
+        return workers - 1
+
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         loss = replica.backward(share)
         replica.apply()

@@ -62,6 +62,9 @@ class ParameterServer(Strategy):
                 "that takes one gradient per step"
             )
 
+    def updates_late(self, workers: int) -> int:
+        return 0 if self.synchronous else workers - 1
+
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         servers = comm.servers
         assert servers is not None

@@ -76,6 +76,10 @@ class Strategy:
         """How many workers' batches go into one update, which the learning rate is to fit (`fairness.py`)."""
         return workers if self.pooled else 1
 
+    def updates_late(self, workers: int) -> int:
+        """How many updates of others usually come between a gradient and its own update (`fairness.py`)."""
+        return 0
+
     @property
     def rule(self) -> Rule | None:
         """By which rule servers apply what workers push; None: the strategy uses no servers."""

@@ -45,6 +45,15 @@ def test_one_batch_per_update_has_the_base_rate_and_no_warm_up() -> None:
         assert (terms.optimizer, terms.warm_up_epochs) == (fairness.BASE, 0.0)
 
 
+def test_late_gradients_get_a_smaller_rate() -> None:
+    for text in ("hogwild", "parameter-server:async", "stale"):
+        strategy = strategies.parse(text)
+        alone, four = (fairness.terms("cnn", strategy, workers) for workers in (1, 4))
+        assert rate(four) == pytest.approx(rate(alone) / 4)
+        assert "3 updates late" in four.why
+    assert "late" not in fairness.terms("cnn", strategies.parse("parameter-server"), 4).why
+
+
 def test_methods_that_divide_by_the_gradient_scale_with_the_root() -> None:
     base = fairness.terms("transformer", Together(), 1)
     four = fairness.terms("transformer", Together(), 4)
