@@ -79,7 +79,12 @@ class ParameterServer(Strategy):
 
     def leave(self, replica: "Replica", comm: "Comm") -> None:
         assert comm.servers is not None
-        comm.servers.leave(lambda share: self.step(replica, comm, share))
+
+        def take_part(share: "Share") -> None:
+            self.step(replica, comm, share)
+            replica.settle()
+
+        comm.servers.leave(take_part)
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         assert comm.servers is not None
