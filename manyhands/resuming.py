@@ -29,7 +29,7 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
         name = type(session.optimizer).__name__
         warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
     own, states = session.collect()
-    everyone_has_its_own = session.servers is None and not owners_differ(session.replica)
+    everyone_has_its_own = not session.served and not owners_differ(session.replica)
     others, apart = collect_apart(own, states, world) if everyone_has_its_own else ({}, {})
     tensors = own | others | model_tensors(session.replica)
     settings = _settings_of_all(session)
@@ -88,7 +88,7 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
         )
     world = session.world
     own, own_states = {}, record["optimizer"]
-    if session.servers is not None:
+    if session.served:
         served.distribute(session.servers, session.replica, world, tensors, own_states)
     else:
         if record["workers"] == world.size and not owners_differ(session.replica):

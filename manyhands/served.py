@@ -19,9 +19,10 @@ from manyhands.replica.lent import Lent
 from manyhands.replica.replica import Loss, Replica
 from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, spread
 from manyhands.servers import states as packing
+from manyhands.servers.cache import HostServers
 from manyhands.servers.client import Servers
 from manyhands.servers.consistency import Rule
-from manyhands.servers.joining import connect, serve
+from manyhands.servers.joining import connect, ordinary, own_vectors, serve
 from manyhands.servers.messages import Report
 from manyhands.servers.scheme import describe
 
@@ -32,17 +33,17 @@ def be_a_server(
     optimizer: Optimizer,
     rule: Rule,
     clip_norm: float | None,
+    cached: bool,
     out: Path | None,
 ) -> NoReturn:
     """Serve until the run ends, and end with it: a server has no more of the script to run."""
     seat = station.seat
-    if (
-        "OMP_NUM_THREADS" in os.environ
-    ):  # PyTorch may have been loaded when it still said how many a worker has
+    # PyTorch may have been loaded when this still said how many a worker has.
+    if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if out:
         telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
-    serve(station, model, optimizer, rule, clip_norm=clip_norm)
+    serve(station, model, optimizer, rule, clip_norm=clip_norm, cached=cached)
     if out:
         telemetry.close()
     raise SystemExit(0)
@@ -55,43 +56,61 @@ def join(
     world: World,
     rule: Rule,
     clip_norm: float | None,
-) -> tuple[Replica, Comm, Servers]:
-    """A worker's replica, whose updates the servers make."""
+    cached: bool,
+) -> tuple[Replica, Comm, Servers | None]:
+    """A worker's replica, whose updates the servers make, and the connection with them of those who have one.
+
+    With `cached` the first worker of each host speaks for all of them.
+    """
     if world.comm.servers is not None:
         raise UsageError("servers serve one session: a script that uses them can make only one")
     if next(model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
     scheme = describe(model, optimizer, world.servers)
-    servers = connect(world.seat, world.neighbours, world.host.arena, scheme, rule, clip_norm)
-    lent = Lent(params=servers.params, grads=servers.grads, fills=world.rank == 0 or not servers.in_place)
-    replica = Replica(model, optimizer, loss, lanes=world.servers, lent=lent)
-    servers.bind(replica)
-    world.comm.servers = servers
-    spread(replica, world.comm, world)
-    _begin(servers, world)
-    return replica, world.comm, servers
+    host, arena = world.host, world.host.arena
+    speaker, allocate = (host.ranks[0], host.allocate) if cached else (world.rank, ordinary)
+    vectors = own_vectors(world.seat, world.neighbours, arena, scheme, speaker, allocate)
+    line = None
+    if world.rank == speaker:
+        line = connect(world.seat, world.neighbours, arena, scheme, rule, vectors, clip_norm)
+    lent = Lent(
+        params=vectors.params,
+        grads=vectors.grads,
+        fills=world.rank == 0 or (line is not None and not line.in_place),
+    )
+    replica = Replica(model, optimizer, loss, host=host if cached else None, lanes=world.servers, lent=lent)
+    if line is not None:
+        line.bind(replica)
+    world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line
+    _begin(line, replica, world)
+    return replica, world.comm, line
 
 
-def _begin(servers: Servers, world: World) -> None:
+def _begin(line: Servers | None, replica: Replica, world: World) -> None:
     """Worker 0's parameters become the servers', and theirs everyone's."""
+    assert world.comm.servers is not None
+    shared = isinstance(world.comm.servers, HostServers)
+    spread(replica, world.between_hosts() if shared else world.comm, world)
     if world.rank == 0:
-        servers.put("params", servers.params)
+        assert line is not None
+        line.put("params", replica.params)
     world.comm.sum_of(0.0)
-    servers.pull()
+    world.comm.servers.pull()
     world.comm.sum_of(0.0)
 
 
 # Checkpoints
 
 
-def collect(servers: Servers, replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
+def collect(line: Servers | None, replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
     """The optimizer's state from all servers, on worker 0."""
     tensors: dict[str, Tensor] = {}
     states: States = {}
     if world.rank == 0:
+        assert line is not None
         vectors: dict[str, Tensor] = {}
         known: dict[str, dict[str, Any]] = {}
-        for part in servers.states():
+        for part in line.states():
             for param, values in packing.unpack(part).items():
                 known.setdefault(param, {}).update(values)
         for place in replica.layout.places:
@@ -100,7 +119,7 @@ def collect(servers: Servers, replica: Replica, world: World) -> tuple[dict[str,
                 states.setdefault(place.name, {})[name] = [kind, value if kind == NUMBER else None]
                 if kind == VECTOR:
                     if name not in vectors:
-                        vectors[name] = servers.vector(name)
+                        vectors[name] = line.vector(name)
                     value = vectors[name][place.start : place.stop].view(place.shape)
                 if kind != NUMBER:
                     tensors[f"optimizer/{place.name}/{name}"] = value
@@ -109,10 +128,11 @@ def collect(servers: Servers, replica: Replica, world: World) -> tuple[dict[str,
 
 
 def distribute(
-    servers: Servers, replica: Replica, world: World, tensors: Mapping[str, Tensor], states: States
+    line: Servers | None, replica: Replica, world: World, tensors: Mapping[str, Tensor], states: States
 ) -> None:
     """The inverse: worker 0 has read a checkpoint, the servers take it over."""
     if world.rank == 0:
+        assert line is not None
         load_model(replica, tensors)
         values: dict[str, dict[str, Any]] = {}
         vectors: dict[str, Tensor] = {}
@@ -120,22 +140,21 @@ def distribute(
             for name, (kind, number) in states.get(place.name, {}).items():
                 saved = tensors.get(f"optimizer/{place.name}/{name}")
                 if kind == VECTOR and saved is not None:
-                    vector = vectors.setdefault(name, torch.zeros_like(servers.params))
+                    vector = vectors.setdefault(name, torch.zeros_like(replica.params))
                     vector[place.start : place.stop] = saved.view(-1)
                 values.setdefault(place.name, {})[name] = {VECTOR: None, NUMBER: number}.get(kind, saved)
         for name, vector in vectors.items():
-            servers.put(name, vector)
-        servers.restore(packing.pack(values))
-    spread(replica, world.comm, world)
-    _begin(servers, world)
+            line.put(name, vector)
+        line.restore(packing.pack(values))
+    _begin(line, replica, world)
 
 
 # Reports
 
 
-def report(servers: Servers, world: World) -> list[Report]:
+def report(line: Servers | None, world: World) -> list[Report]:
     """What the servers have counted, the same on all workers."""
-    found = servers.reports() if world.rank == 0 else []
+    found = line.reports() if line is not None and world.rank == 0 else []
     return msgspec.json.decode(world.gather(msgspec.json.encode(found))[0], type=list[Report])
 
 

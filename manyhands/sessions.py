@@ -97,7 +97,9 @@ class Session:
         strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
         if isinstance(world, Station):
             assert self.strategy.rule is not None
-            served.be_a_server(world, model, optimizer, self.strategy.rule, clip_norm, self.out)
+            served.be_a_server(
+                world, model, optimizer, self.strategy.rule, clip_norm, self.strategy.cached, self.out
+            )
         self.world = world
         self.model = model
         self.steps = 0
@@ -133,7 +135,13 @@ class Session:
         device = next(self.model.parameters()).device.type
         if self.strategy.rule is not None:
             replica, comm, self.servers = served.join(
-                self.model, self.optimizer, self._loss, self.world, self.strategy.rule, clip_norm
+                self.model,
+                self.optimizer,
+                self._loss,
+                self.world,
+                self.strategy.rule,
+                clip_norm,
+                self.strategy.cached,
             )
             return replica, comm
         shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
@@ -163,6 +171,11 @@ class Session:
         )
         spread(replica, comm, self.world)
         return replica, comm
+
+    @property
+    def served(self) -> bool:
+        """Whether the parameters are on servers; a worker may leave it to a neighbour to speak with them."""
+        return self.replica.lent is not None
 
     # The step
 
@@ -414,7 +427,7 @@ class Session:
 
     def collect(self) -> tuple[dict[str, Tensor], States]:
         """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
-        if self.servers is not None:
+        if self.served:
             return served.collect(self.servers, self.replica, self.world)
         return collect(self.replica, self.world)
 
@@ -424,7 +437,7 @@ class Session:
         """What the run did so far, as `summary.json` has it; bytes are this worker's until the session is closed,
         then everyone's."""
         bytes_sent, shared_bytes = self._total_bytes or _own_bytes()
-        more = {"servers": self.world.servers, "staleness": self.staleness} if self.servers else {}
+        more = {"servers": self.world.servers, "staleness": self.staleness} if self.served else {}
         return {
             "samples_per_second": round(self._clock.rate(), 2),
             "loss": self.measured.get("loss", self.last_loss),
@@ -463,7 +476,7 @@ class Session:
             self._total_bytes = [
                 sum(column) for column in zip(*self.world.exchange(_own_bytes()), strict=True)
             ]
-            if self.servers is not None:
+            if self.served:
                 reports = served.report(self.servers, self.world)
                 self._total_bytes[0] += sum(one.bytes_sent for one in reports)
                 self.staleness = served.staleness(reports)

@@ -50,8 +50,9 @@ class Served(Protocol):
     def pull(self) -> None:
         """All parameters as the servers have them now."""
 
-    def leave(self) -> None:
-        """Nobody need wait for this worker until all workers have paused."""
+    def leave(self, take_part: Callable[[Any], object]) -> None:
+        """Nobody need wait for this worker until all workers have paused; `take_part(share)` makes a step, where
+        neighbours that have data cannot do without this worker."""
 
 
 class Sums:

@@ -132,7 +132,7 @@ class Replica:
         claim = self._neighbours.claim if self._neighbours else self._common_vector
         self.params = lent.params if lent else claim(length, dtype)
         total = lent.grads if lent else self._vector(length, dtype)
-        owners = [self.lane(span) % self._workers for span in self.spans]
+        owners = [self._owner(span) for span in self.spans]
         self._gradients = Gradients(self.layout, total, owners, self._host)
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
@@ -201,7 +201,10 @@ class Replica:
     @property
     def owned(self) -> Iterator[Span]:
         """The spans that this worker adds up and updates."""
-        return (span for span in self.spans if self.lane(span) % self._workers == self._index)
+        return (span for span in self.spans if self._owner(span) == self._index)
+
+    def _owner(self, span: Span) -> int:
+        return 0 if self.lent else self.lane(span) % self._workers
 
     @property
     def neighbours(self) -> Neighbours:

@@ -90,6 +90,8 @@ class Servers:
         self._numbers = itertools.count(1)
         self._steps = 0
         self._empty = False
+        self.speaks_for = 1  # workers
+        self._late: list[Group] = []  # complete, and not yet pushed
         self._seen = [0] * len(groups)
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
         self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
@@ -103,6 +105,7 @@ class Servers:
     def bind(self, replica: Replica) -> None:
         """The replica whose gradients are pushed; its optimizer says with which settings."""
         self._replica = replica
+        self._settings = named_numbers(replica.optimizer)
 
     # One step
 
@@ -134,6 +137,7 @@ class Servers:
     def held(self, share: Share) -> Share:
         """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
         self._empty = not share.samples
+        self._settings = named_numbers(self._replica.optimizer)
 
         def total() -> float:
             self.settle()  # gradients of this step go where those of the last one were
@@ -146,12 +150,19 @@ class Servers:
     def push(self, span: Span) -> None:
         """Send a span's gradients: for `on_ready` of a backward pass. They leave when their group is complete."""
         group = self._last_span.get(span.index)
-        if group is not None and not self._clips_itself:
-            self._send(group)
+        if group is None:
+            return
+        # Where neighbours add to the gradients, what is missing here may have come from them: known at the end.
+        if self._clips_itself or (self.speaks_for > 1 and self._missing(group, self._replica.arrived)):
+            self._late.append(group)
+        else:
+            self._send(group, self._replica.arrived)
 
-    def _send(self, group: Group) -> None:
-        arrived = self._replica.arrived
-        missing = {place for span in group.spans for place in span.places if not arrived[place]}
+    def _missing(self, group: Group, arrived: Sequence[int]) -> set[int]:
+        return {place for span in group.spans for place in span.places if not arrived[place]}
+
+    def _send(self, group: Group, arrived: Sequence[int]) -> None:
+        missing = self._missing(group, arrived)
         push = Push(
             number=self._number(),
             group=group.index,
@@ -170,18 +181,21 @@ class Servers:
         """The optimizer's settings, if this server has not heard them yet: worker 0's hold for all."""
         if self.worker:
             return None
-        settings = named_numbers(self._replica.optimizer)
-        if settings == self._told[server]:
+        if self._settings == self._told[server]:
             return None
-        self._told[server] = settings
-        return settings
+        self._told[server] = self._settings
+        return self._settings
 
     def finish(self) -> None:
         """All gradients of this step are pushed; with gathered gradients, the step ends when all have its result."""
+        used = self._replica.used.tolist()
+        if self.speaks_for > 1:
+            self._empty = not any(used)
         if self._clips_itself:
-            self._clip()
-            for group in self.groups:
-                self._send(group)
+            self._clip(used)
+        for group in self._late:
+            self._send(group, used)
+        self._late.clear()
         for line in self._lines:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
@@ -196,9 +210,9 @@ class Servers:
     def _clips_itself(self) -> bool:
         return self._clip_norm is not None and not self._rule.gathers
 
-    def _clip(self) -> None:
+    def _clip(self, used: Sequence[int]) -> None:
         """As `clip_grad_norm_` does, in the model's order: the same bits."""
-        places = zip(self._replica.layout.places, self._replica.arrived, strict=True)
+        places = zip(self._replica.layout.places, used, strict=True)
         norms = [
             torch.linalg.vector_norm(self.grads[place.start : place.stop])
             for place, arrived in reversed(list(places))
@@ -228,7 +242,7 @@ class Servers:
 
     # What is not a step
 
-    def leave(self) -> None:
+    def leave(self, take_part: Callable[[Share], object]) -> None:
         """Nobody need wait for this worker until all workers have paused."""
         self._ask(lambda: Leave(number=self._number()))
         # What this worker still waited for, to go on, has been answered by now.

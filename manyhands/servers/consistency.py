@@ -8,7 +8,7 @@ stale   as async, but nobody computes on parameters that lack a step which all s
 `sync` is not `stale` with a bound of 0: that one also waits for everybody, but makes n small updates instead of one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -52,16 +52,16 @@ class Clocks:
     before all workers have finished the step, since a backward pass may still read what the update would change.
     """
 
-    def __init__(self, rule: Rule, workers: int, *, in_place: bool = False) -> None:
+    def __init__(self, rule: Rule, workers: Iterable[int], *, in_place: bool = False) -> None:
         self._rule = rule
-        self._workers = workers
+        self._workers = tuple(workers)
         self._in_place = in_place
         self._gathered: dict[int, set[int]] = {}
         self._begin()
 
     def _begin(self) -> None:
-        self._steps = [0] * self._workers
-        self._pushed: list[set[int]] = [set() for _ in range(self._workers)]
+        self._steps = dict.fromkeys(self._workers, 0)
+        self._pushed: dict[int, set[int]] = {worker: set() for worker in self._workers}
         self._left: set[int] = set()
 
     @property
@@ -98,7 +98,7 @@ class Clocks:
     def leave(self, worker: int) -> list[Due]:
         """A worker has nothing more to give until all pause; what waited only for it is due now."""
         self._left.add(worker)
-        if len(self._left) < self._workers:
+        if len(self._left) < len(self._workers):
             return list(self._complete()) if not self._in_place or self._is_round_over() else []
         # With nobody left to wait for, what is gathered is all there will be.
         due = [Due(group, tuple(sorted(workers))) for group, workers in sorted(self._gathered.items())]
@@ -112,7 +112,7 @@ class Clocks:
         return self._rule.gathers or self._rule.bound is None or self.floor >= step - self._rule.bound
 
     def _active(self) -> Iterator[int]:
-        return (worker for worker in range(self._workers) if worker not in self._left)
+        return (worker for worker in self._workers if worker not in self._left)
 
     def _is_round_over(self) -> bool:
         return not any(self._pushed[worker] for worker in self._active())

@@ -5,9 +5,11 @@ meeting place, and each worker its public key; secret keys stay where they were 
 """
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands.cluster.hosts import Neighbourhood, address_towards
@@ -26,17 +28,59 @@ from manyhands.servers.server import Port, Server
 from manyhands.servers.shard import Shard
 
 
+@dataclass(frozen=True, kw_only=True)
+class Vectors:
+    """A worker's parameters and gradients, in common memory as far as servers of its host use them."""
+
+    params: Tensor
+    grads: Tensor
+
+
+def ordinary(length: int, dtype: torch.dtype) -> Tensor:
+    """A vector in this process's own memory."""
+    return torch.zeros(length, dtype=dtype)
+
+
+def near_servers(seat: Seat, neighbours: Neighbourhood) -> list[int]:
+    """The servers on this worker's host."""
+    ranks = neighbours.beside(seat.rank)
+    return [server for server in range(seat.servers) if seat.workers + server in ranks]
+
+
+def own_vectors(
+    seat: Seat,
+    neighbours: Neighbourhood,
+    arena: Arena,
+    scheme: Scheme,
+    speaker: int,
+    allocate: Callable[[int, torch.dtype], Tensor],
+) -> Vectors:
+    """The vectors of the worker that speaks with the servers: this one, or another of its host for it."""
+    near = near_servers(seat, neighbours)
+    memory = scheme.memory(arena, seat.workers)
+    length, dtype = scheme.layout.length, scheme.dtype
+    return Vectors(
+        params=memory.params if len(near) == seat.servers else allocate(length, dtype),
+        grads=memory.grads(speaker) if near else allocate(length, dtype),
+    )
+
+
+def speakers(seat: Seat, neighbours: Neighbourhood, cached: bool) -> tuple[int, ...]:
+    """The workers that speak with the servers: all, or the first of each host for the others."""
+    return tuple(rank for ranks in neighbours.workers(seat) for rank in (ranks[:1] if cached else ranks))
+
+
 def connect(
     seat: Seat,
     neighbours: Neighbourhood,
     arena: Arena,
     scheme: Scheme,
     rule: Rule,
+    vectors: Vectors,
     clip_norm: float | None = None,
 ) -> Servers:
     """A worker's end; every server must be starting as well."""
-    ranks = neighbours.beside(seat.rank)
-    near = [server for server in range(seat.servers) if seat.workers + server in ranks]
+    near = near_servers(seat, neighbours)
     memory = scheme.memory(arena, seat.workers) if near else None
     lines: list[Line] = []
     if len(near) < seat.servers:
@@ -50,18 +94,16 @@ def connect(
         else:
             endpoint, key = json.loads(neighbours.store.get(f"server/{server}"))
             lines.append(WireLine(server, endpoint, key.encode(), keys))
-    in_place = len(near) == seat.servers
-    length, dtype = scheme.layout.length, scheme.dtype
     return Servers(
         seat.rank,
         lines,
         scheme.groups,
         rule,
-        params=memory.params if memory and in_place else torch.zeros(length, dtype=dtype),
-        grads=memory.grads(seat.rank) if memory else torch.zeros(length, dtype=dtype),
+        params=vectors.params,
+        grads=vectors.grads,
         common=memory.vector if memory else None,
         versions=memory.versions(len(scheme.groups)) if memory else None,
-        in_place=in_place,
+        in_place=len(near) == seat.servers,
         clip_norm=clip_norm,
         digest=scheme.digest,
     )
@@ -74,10 +116,11 @@ def serve(
     rule: Rule,
     *,
     clip_norm: float | None = None,
+    cached: bool = False,
     group_bytes: int = GROUP_BYTES,
 ) -> None:
     """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, rule, clip_norm, group_bytes)
+    server = _server(station, model, optimizer, rule, clip_norm, cached, group_bytes)
     try:
         server.run()
     finally:
@@ -90,6 +133,7 @@ def _server(
     optimizer: Optimizer,
     rule: Rule,
     clip_norm: float | None,
+    cached: bool,
     group_bytes: int,
 ) -> Server:
     seat, neighbours = station.seat, station.neighbours
@@ -97,7 +141,8 @@ def _server(
     assert index is not None
     scheme = describe(model, optimizer, seat.servers, group_bytes)
     ranks = neighbours.beside(seat.rank)
-    near = {rank for rank in ranks if rank < seat.workers}
+    workers = speakers(seat, neighbours, cached)
+    near = set(ranks).intersection(workers)
     length = scheme.layout.length
     if seat.rank == next(rank for rank in ranks if rank >= seat.workers):
         vectors = 1 + len(near) + len(scheme.states)
@@ -127,13 +172,13 @@ def _server(
         optimizer,
         updates,
         params,
-        Clocks(rule, seat.workers, in_place=bool(near)),
+        Clocks(rule, workers, in_place=bool(near)),
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
     )
     ports: list[Port] = [NearPort(memory, index)] if near else []
-    far = [rank for rank in range(seat.workers) if rank not in near]
+    far = [rank for rank in workers if rank not in near]
     if far:
         from manyhands.servers.wire import WirePort, make_keys
 
@@ -145,4 +190,4 @@ def _server(
         ports.append(port)
     for param in model.parameters():
         param.data = torch.empty(0)  # its values come from worker 0, and live in the flat vector
-    return Server(shard, ports, near=near, workers=seat.workers, digest=scheme.digest)
+    return Server(shard, ports, near=near, workers=workers, digest=scheme.digest)

@@ -2,7 +2,7 @@
 
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -44,16 +44,16 @@ class Server:
     """One server: its shard, and the ports through which the workers reach it."""
 
     def __init__(
-        self, shard: Shard, ports: Sequence[Port], *, near: set[int], workers: int, digest: int
+        self, shard: Shard, ports: Sequence[Port], *, near: set[int], workers: Iterable[int], digest: int
     ) -> None:
         self._shard = shard
         self._ports = ports
         self._near = near
         self._digest = digest
-        self._expected = set(range(workers))
+        self._expected = set(workers)
         self._record_at = 0.0
         self._port_of: dict[int, Port] = {}
-        self._last = dict.fromkeys(range(workers), 0)  # the number of each worker's last message
+        self._last = dict.fromkeys(self._expected, 0)  # the number of each worker's last message
 
     def run(self) -> None:
         """Serve until all workers have said goodbye."""

@@ -29,6 +29,9 @@ class ParameterServer(Strategy):
 
     consistency: str = "sync"
     bound: int | None = None  # for stale: steps that a worker may be ahead of the slowest
+    cache: bool = (
+        False  # one push and one pull per host and step: its workers add up their gradients first (Nexus)
+    )
     POSITIONAL: ClassVar[str] = "consistency"  # `parameter-server:async` will do
 
     def __post_init__(self) -> None:
@@ -55,6 +58,10 @@ class ParameterServer(Strategy):
     def lockstep(self) -> bool:
         return self.rule.gathers
 
+    @property
+    def cached(self) -> bool:
+        return self.cache
+
     def check(self, asked: Asked) -> None:
         if asked.optimizer == "lbfgs":
             raise UsageError(
@@ -75,7 +82,12 @@ class ParameterServer(Strategy):
 
     def leave(self, replica: "Replica", comm: "Comm") -> None:
         assert comm.servers is not None
-        comm.servers.leave()
+
+        def take_part(share: "Share") -> None:
+            self.step(replica, comm, share)
+            replica.settle()
+
+        comm.servers.leave(take_part)
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         assert comm.servers is not None

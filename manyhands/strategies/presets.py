@@ -32,6 +32,11 @@ PRESETS: dict[str, Preset] = {
         "The fastest way inside each host; averaged gradients between hosts, once per step",
         "Lerat et al.",
     ),
+    "two-level": Preset(
+        "parameter-server:consistency=async,cache=true",
+        "Synchronous inside a host, which pushes one sum to the servers; hosts do not wait for each other",
+        "MXNet's KVStore, Chen et al. 2015",
+    ),
     "stale": Preset(
         "parameter-server:consistency=stale",
         "Servers that let a worker be at most `bound` steps ahead of the slowest",

@@ -85,6 +85,11 @@ class Strategy:
         """By which rule servers apply what workers push; None: the strategy uses no servers."""
         return None
 
+    @property
+    def cached(self) -> bool:
+        """Whether the workers of a host share a replica, and one of them speaks with the servers for all."""
+        return False
+
     def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 

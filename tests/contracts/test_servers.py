@@ -17,6 +17,7 @@ from manyhands.servers import shard
 from manyhands.sessions import Session
 from tests.contracts.test_sessions import Numbered
 from tests.contracts.test_strategies import (
+    CASES,
     OPTIMIZERS,
     assert_close,
     assert_same_bits,
@@ -24,11 +25,13 @@ from tests.contracts.test_strategies import (
     make_net,
     make_steps,
     plainly,
+    together,
     two_groups,
 )
 from tests.crew import in_threads
 
 ASYNC, STALE = "parameter-server:async", "parameter-server:stale,bound=2"
+CACHE = "parameter-server:cache=true"
 
 
 def make_session(
@@ -64,6 +67,21 @@ def test_sync_equals_one_big_batch(optimizer: str, workers: int, servers: int) -
     assert_same_bits(ours)
 
 
+@pytest.mark.parametrize(
+    "case", ["clipped", "batches differ", "a worker without data", "unused, clipped, uneven"]
+)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_one_push_per_host_equals_one_big_batch(workers: int, case: str) -> None:
+    settings = dict(CASES[case])
+    net = functools.partial(make_net, optional=settings.pop("optional", False))
+    steps = make_steps(workers, settings.pop("sizes", lambda step, rank: [6]))
+    make = functools.partial(two_groups, OPTIMIZERS["momentum"])
+    want = plainly(net(), make, steps, **settings)
+    ours = together(workers, CACHE, net, make, steps, **settings)
+    assert_close(ours[0], want)
+    assert_same_bits(ours)
+
+
 @pytest.mark.parametrize("strategy", [ASYNC, STALE])
 def test_one_worker_without_gathering_is_plain_pytorch(strategy: str) -> None:
     """Nobody else pushes, so nothing is stale: except that a step may begin before the last update is there."""
@@ -80,7 +98,7 @@ def test_one_worker_without_gathering_is_plain_pytorch(strategy: str) -> None:
     assert_close(ours, plainly(make_net(), functools.partial(two_groups, OPTIMIZERS["momentum"]), steps))
 
 
-@pytest.mark.parametrize("strategy", ["parameter-server", ASYNC, STALE])
+@pytest.mark.parametrize("strategy", ["parameter-server", ASYNC, STALE, CACHE, "two-level"])
 def test_workers_learn_and_end_with_the_same_parameters(strategy: str) -> None:
     data = Numbered(96)
 
@@ -161,11 +179,14 @@ def in_parts(
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
-def test_a_checkpoint_goes_on_with_other_workers_and_servers(optimizer: str, tmp_path: Path) -> None:
-    whole = in_parts("parameter-server", optimizer, tmp_path / "whole", [(4, 2, 1)])
-    same = in_parts("parameter-server", optimizer, tmp_path / "same", [(2, 2, 1), (4, 2, 1)])
+@pytest.mark.parametrize("strategy", ["parameter-server", CACHE])
+def test_a_checkpoint_goes_on_with_other_workers_and_servers(
+    strategy: str, optimizer: str, tmp_path: Path
+) -> None:
+    whole = in_parts(strategy, optimizer, tmp_path / "whole", [(4, 2, 1)])
+    same = in_parts(strategy, optimizer, tmp_path / "same", [(2, 2, 1), (4, 2, 1)])
     assert_same_bits([whole[0], same[0]])
-    other = in_parts("parameter-server", optimizer, tmp_path / "other", [(1, 2, 3), (3, 3, 1), (4, 2, 2)])
+    other = in_parts(strategy, optimizer, tmp_path / "other", [(1, 2, 3), (3, 3, 1), (4, 2, 2)])
     want = make_net()
     for param, value in zip(want.parameters(), whole[0], strict=True):
         param.data = value

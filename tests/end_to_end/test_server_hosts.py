@@ -68,12 +68,19 @@ def train(folder: Path, workers: list[int], servers: list[int], strategy: str) -
 
 
 @pytest.mark.parametrize(
-    ("workers", "servers"),
-    [([0, 0, 1], [0]), ([0, 1], [0, 1]), ([0, 0], [1, 2])],
-    ids=["beside some", "among all", "on their own"],
+    ("workers", "servers", "strategy"),
+    [
+        ([0, 0, 1], [0], "parameter-server"),
+        ([0, 1], [0, 1], "parameter-server"),
+        ([0, 0], [1, 2], "parameter-server"),
+        ([0, 0, 1], [1], "parameter-server:cache=true"),
+    ],
+    ids=["beside some", "among all", "on their own", "one push per host"],
 )
-def test_sync_gives_the_result_of_one_host(workers: list[int], servers: list[int], tmp_path: Path) -> None:
-    ended = train(tmp_path / "hosts", workers, servers, "parameter-server")
+def test_sync_gives_the_result_of_one_host(
+    workers: list[int], servers: list[int], strategy: str, tmp_path: Path
+) -> None:
+    ended = train(tmp_path / "hosts", workers, servers, strategy)
     command = [str(BIN / "manyhands"), *TRAIN, "--workers", str(len(workers)), "--threads", "1"]
     done = run([*command, "--json", "--out", "run"], tmp_path)
     assert done.code == 0, done.err
@@ -83,6 +90,14 @@ def test_sync_gives_the_result_of_one_host(workers: list[int], servers: list[int
     assert ended.summary["staleness"]["max"] == 0
     assert ended.summary["servers"] == len(servers)
     assert ended.summary["samples"] == STEPS * 16 * len(workers)
+
+
+def test_with_a_cache_the_bytes_do_not_grow_with_the_workers_of_a_host(tmp_path: Path) -> None:
+    ended = train(tmp_path / "hosts", [0, 0], [1], "two-level")
+    state = 2 * PARAMETER_BYTES  # at the start and for the checkpoint, momentum included
+    assert STEPS * PARAMETER_BYTES < ended.sent_bytes[0] < 1.2 * STEPS * PARAMETER_BYTES + state
+    assert ended.summary["steps"] == STEPS
+    assert ended.summary["samples"] == STEPS * 16 * 2
 
 
 def test_async_over_the_network_sends_what_it_says(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Real:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
         updates = Updates(optimizer, LAYOUT, self.params, allocate=torch.zeros)
         self.grads = {worker: torch.zeros_like(self.params) for worker in range(WORKERS)}
-        self.clocks = Clocks(rule, WORKERS)
+        self.clocks = Clocks(rule, range(WORKERS))
         self.shard = Shard(
             0,
             GROUPS,
@@ -143,7 +143,7 @@ def test_a_shard_is_a_dictionary(name: str, choices: list[int], data: st.DataObj
 
 
 def test_in_place_nothing_is_due_before_all_have_finished() -> None:
-    clocks = Clocks(SYNC, 2, in_place=True)
+    clocks = Clocks(SYNC, range(2), in_place=True)
     assert clocks.push(0, 0, 5) == []
     assert clocks.push(1, 0, 5) == []
     assert clocks.finish(0, 0) == []
@@ -151,7 +151,7 @@ def test_in_place_nothing_is_due_before_all_have_finished() -> None:
 
 
 def test_whoever_leaves_is_not_waited_for_and_all_come_back_together() -> None:
-    clocks = Clocks(stale(1), 2)
+    clocks = Clocks(stale(1), range(2))
     for step in range(2):
         clocks.push(0, step, 0)
         clocks.finish(0, step)
@@ -168,7 +168,7 @@ def test_whoever_leaves_is_not_waited_for_and_all_come_back_together() -> None:
 
 @pytest.mark.parametrize("message", [(0, 1, 0), (0, 0, 0)])
 def test_what_is_out_of_turn_is_refused(message: tuple[int, int, int]) -> None:
-    clocks = Clocks(ASYNC, 1)
+    clocks = Clocks(ASYNC, range(1))
     clocks.push(0, 0, 0)
     with pytest.raises(OutOfTurn):
         clocks.push(*message)

@@ -111,9 +111,14 @@ def running(rule: Rule) -> Iterator[Running]:
 
     def join(rank: int) -> None:
         places = Neighbourhood(hosts=hosts, memory_fd=fds[rank], store=store)
-        found[rank] = joining.connect(seats[rank], places, Arena(fds[rank]), scheme, rule)
+        arena = Arena(fds[rank])
+        vectors = joining.own_vectors(seats[rank], places, arena, scheme, rank, joining.ordinary)
+        found[rank] = joining.connect(seats[rank], places, arena, scheme, rule, vectors)
         replica: Any = SimpleNamespace(
-            arrived=[1] * len(scheme.layout.places), optimizer=optimizer, layout=scheme.layout
+            arrived=[1] * len(scheme.layout.places),
+            used=torch.ones(len(scheme.layout.places)),
+            optimizer=optimizer,
+            layout=scheme.layout,
         )
         found[rank].bind(replica)
 
