@@ -89,7 +89,7 @@ class Servers:
         self._last_span = {group.spans[-1].index: group for group in groups}
         self._numbers = itertools.count(1)
         self._steps = 0
-        self._samples = 0
+        self._samples = 1  # of the step that is under way
         self._seen = [0] * len(groups)
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
         self._norms: dict[int, float] = {}  # by server: squares, of gathered gradients that are to be limited

@@ -82,7 +82,7 @@ class WorkerGroups(Strategy):
         return self.owners == "workers"
 
     def batches_per_update(self, workers: int) -> int:
-        return workers // self.groups
+        return max(1, workers // self.groups)  # asked also of plans that `check` refuses
 
     def check(self, asked: Asked) -> None:
         workers, groups = asked.workers, self.groups
