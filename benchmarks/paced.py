@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+LAYERS = 8
 FORWARD = 1 / 3  # of a step's time; a backward pass is about twice as much work
 
 
@@ -52,7 +53,7 @@ class Sleep(torch.autograd.Function):
 class Bulk(nn.Module):
     """Layers of so many bytes that cost nothing but the sleep: gradients to exchange, without a computation."""
 
-    def __init__(self, size_bytes: int, layers: int = 8) -> None:
+    def __init__(self, size_bytes: int, layers: int = LAYERS) -> None:
         super().__init__()
         count = size_bytes // 4 // layers
         self.layers = nn.ParameterList(nn.Parameter(torch.zeros(count)) for _ in range(layers))

@@ -21,6 +21,7 @@ from typing import Any
 from manyhands.cluster import supervisor
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.launchers import local
+from manyhands.cluster.seat import SERVERS
 from manyhands.lab.hosts import EmulatedHosts
 
 HERE = Path(__file__).resolve().parent
@@ -111,22 +112,26 @@ def run_commands(commands: Sequence[Sequence[str]], environ: Mapping[str, str]) 
 
 def run_on_hosts(
     hosts: EmulatedHosts,
-    host_of: Sequence[int],
+    workers: Sequence[int],
     script: str,
     options: Sequence[str],
     environ: Mapping[str, str],
+    *,
+    servers: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
-    """Run a script in workers on emulated hosts: `host_of[rank]` says where each one is."""
+    """Run a script on emulated hosts; `workers` and `servers` say on which host each of them is."""
     with TemporaryDirectory() as name:
+        places = [*workers, *servers]
         environ = {
             **environ,
             "OMP_NUM_THREADS": "1",
-            local.SIZE: str(len(host_of)),
-            local.STORE: f"{hosts.address(host_of[0])}:{PORT}",
+            SERVERS: str(len(servers)),
+            local.SIZE: str(len(places)),
+            local.STORE: f"{hosts.address(places[0])}:{PORT}",
         }
         command = [sys.executable, str(HERE / script), "--folder", name, *options]
         with _processes(Path(name)) as start:
-            for rank, host in enumerate(host_of):
+            for rank, host in enumerate(places):
                 start([*hosts.command_prefix(host), *command], {**environ, local.RANK: str(rank)}, ())
         return _written(Path(name))
 

@@ -89,7 +89,7 @@ def samples_per_second(turn: Turn) -> float:
     return float(turn[0]["batch"] * (len(ends) - 1) / (ends[-1] - ends[0]))
 
 
-def left_out(contenders: list[str]) -> list[str]:
+def able(contenders: list[str]) -> list[str]:
     """Those that can run here."""
     if "tensorflow" in contenders and not TENSORFLOW.exists():
         say(
@@ -100,7 +100,9 @@ def left_out(contenders: list[str]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    contenders = left_out(options.contenders)
+    if options.quick:
+        options.rounds, options.steps, options.warm_up = 1, 2, 1
+    contenders = able(options.contenders)
     results = {}
     for name in options.jobs:
         job = ["--job", name, "--steps", str(options.steps), "--warm-up", str(options.warm_up)]

@@ -23,6 +23,7 @@ from manyhands.comm.transports.mailbox import MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
 
+CHANNELS = 2  # of a schedule over a network
 STEP_TIMEOUT_S = 1800.0  # a peer that died is noticed at once; this is for one that stopped without dying
 
 
@@ -57,15 +58,22 @@ class World:
 
     def scheduled(self, topology: str) -> Comm:
         """The comm of replicas that each worker has for itself, with a named topology."""
-        return ScheduledComm(self.transport(), topology, self.hosts, self.comm, overlaps=len(self.hosts) > 1)
+        # Over a network somebody else moves the bytes; in a host's memory it would take the cores from computing.
+        others = range(1, CHANNELS if len(self.hosts) > 1 else 1)
+        channels = [self.transport(), *(self._channel(number) for number in others)]
+        return ScheduledComm(channels, topology, self.hosts, self.comm)
 
     def transport(self) -> Transport:
         """Messages between any two workers; made when it is first asked for, by all workers together."""
         if self._transport is None:
-            far = C10dTransport(None) if len(self.hosts) > 1 else None
-            near = MailboxTransport(self.host)
-            self._transport = RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
+            self._transport = self._channel(0)
         return self._transport
+
+    def _channel(self, number: int) -> Transport:
+        """Messages that take host memory where they can, and the network under a number of their own."""
+        far = C10dTransport(None, tag=number) if len(self.hosts) > 1 else None
+        near = MailboxTransport(self.host)
+        return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""

@@ -2,110 +2,110 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from manyhands import telemetry
 from manyhands.comm.collectives import TOPOLOGIES
-from manyhands.comm.collectives.executor import all_reduce, all_reduce_each, stripe_bytes
+from manyhands.comm.collectives.executor import all_reduce
 from manyhands.comm.collectives.schedule import Hosts, Schedule
 from manyhands.comm.comm import Comm, Spanned, Sums
 from manyhands.comm.pairs import swap
 from manyhands.comm.transports.transport import Transport
 
+ENOUGH_BYTES = 4 << 20  # to be summed by themselves: several messages for every pair in every round
+
 
 class ScheduledComm(Comm):
-    """Every worker a replica of its own, summing the way the named topology says."""
+    """Every worker a replica of its own, summing the way the named topology says.
 
-    def __init__(
-        self, transport: Transport, topology: str, hosts: Hosts, control: Comm, *, overlaps: bool
-    ) -> None:
-        self.rank = transport.rank
-        self.size = transport.size
-        self.transport = transport
+    With several channels, transports that know nothing of each other, sums go on during the backward pass, one in each:
+    what one of them leaves idle of the wire, the others use.
+    """
+
+    def __init__(self, channels: Sequence[Transport], topology: str, hosts: Hosts, control: Comm) -> None:
+        self.rank = channels[0].rank
+        self.size = channels[0].size
+        self.channels = channels
         self.schedule = TOPOLOGIES[topology](self.size, hosts)
         self._control = control  # flags are not part of the published traffic
-        # Over a network somebody else moves the bytes; in a host's memory it would take the cores from computing.
-        self._overlaps = overlaps
 
     def sum_(self, vector: Tensor) -> None:
         with telemetry.timed("exchange"):
-            all_reduce(self.schedule, self.transport, vector)
+            all_reduce(self.schedule, self.channels[0], vector)
 
     def sums(self, replica: Spanned) -> Sums:
-        return _Streamed(self, replica) if self._overlaps else Sums(self, replica)
+        return _Streamed(self, replica) if len(self.channels) > 1 else Sums(self, replica)
 
     def swap(self, peer: int, vector: Tensor) -> Tensor:
-        return swap(self.transport, peer, vector)
+        return swap(self.channels[0], peer, vector)
 
     def any_(self, flags: Tensor) -> Tensor:
         return self._control.any_(flags)
 
 
 class _Streamed(Sums):
-    """Stripes of adjacent spans leave as soon as they are complete, and are summed by a thread meanwhile."""
+    """Adjacent spans leave together as soon as they are complete and enough; each channel sums some of them."""
 
     def __init__(self, comm: ScheduledComm, replica: Spanned) -> None:
         super().__init__(comm, replica)
-        self._schedule, self._transport = comm.schedule, comm.transport
-        self._stripe_bytes = stripe_bytes(comm.schedule)
+        self._schedule, self._channels = comm.schedule, comm.channels
         self._collected: list[Any] = []
-        self._stripes: list[list[Any]] = []
-        self._thread: _Thread | None = None
+        self._sent: list[list[Any]] = []
+        self._threads: list[_Thread] = []
         self.start = self._start
 
     def _start(self, span: Any) -> None:
         self._collected.append(span)
-        if self._vector().nbytes >= self._stripe_bytes:
-            self._thread = self._thread or _Thread(self._schedule, self._transport)
-            self._thread.given.put(self._send_off())
+        if self._vector().nbytes >= ENOUGH_BYTES:
+            self._send_off()
 
     def _vector(self) -> Tensor:
         return self._replica.stretch(self._collected[0], self._collected[-1])
 
-    def _send_off(self) -> Tensor:
-        vector = self._vector()
-        self._stripes.append(self._collected)
+    def _send_off(self) -> None:
+        number = len(self._sent) % len(self._channels)
+        if number == len(self._threads):
+            self._threads.append(_Thread(self._schedule, self._channels[number]))
+        self._threads[number].given.put(self._vector())
+        self._sent.append(self._collected)
         self._collected = []
-        return vector
 
     def __iter__(self) -> Iterator[Any]:
-        rest = self._send_off() if self._collected else None
-        if self._thread:
-            if rest is not None:
-                self._thread.given.put(rest)
-            done = self._thread.results()
-        else:
-            done = all_reduce_each(self._schedule, self._transport, [] if rest is None else [rest])
-        for spans in self._stripes:
+        if not self._sent and self._collected:  # a small model: not worth a thread
+            self._comm.sum_(self._vector())
+            yield from self._collected
+            return
+        if self._collected:
+            self._send_off()
+        for thread in self._threads:
+            thread.given.put(None)
+        for number, spans in enumerate(self._sent):
             with telemetry.timed("exchange"):
-                next(done)
+                self._threads[number % len(self._channels)].wait()
             yield from spans
 
 
 class _Thread:
-    """Sums what it is given, in that order, until it is told that this was all."""
+    """Sums what it is given, in that order, until it is given nothing more."""
 
     def __init__(self, schedule: Schedule, transport: Transport) -> None:
         self.given: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Tensor | Exception] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         # A daemon: whoever fails meanwhile must be able to end although the others never answer.
         threading.Thread(target=self._run, args=(schedule, transport), name="sums", daemon=True).start()
 
     def _run(self, schedule: Schedule, transport: Transport) -> None:
         try:
-            for vector in all_reduce_each(schedule, transport, iter(self.given.get, None)):
-                self._done.put(vector)
+            for vector in iter(self.given.get, None):
+                all_reduce(schedule, transport, vector)
+                self._done.put(None)
         except Exception as error:
             self._done.put(error)
 
-    def results(self) -> Iterator[Tensor]:
-        """That was all: each vector when it is complete."""
-        self.given.put(None)
-        while True:
-            result = self._done.get()
-            if isinstance(result, Exception):
-                raise result
-            yield result
+    def wait(self) -> None:
+        """For the next of the sums; what went wrong in the thread is raised here."""
+        if error := self._done.get():
+            raise error

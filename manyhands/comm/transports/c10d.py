@@ -11,10 +11,14 @@ from manyhands.errors import PeerLost
 
 
 class C10dTransport:
-    """Messages among the ranks of a Gloo process group; `None` is the default group."""
+    """Messages among the ranks of a Gloo process group; `None` is the default group.
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    Transports with different tags do not see each other's messages.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, tag: int = 0) -> None:
         self._group = group
+        self._tag = tag
         self._workers: list[int] = dist.get_process_group_ranks(group)
         self.rank: int = dist.get_rank(group)
         self.size: int = len(self._workers)
@@ -28,7 +32,7 @@ class C10dTransport:
     def _start(self, post: Callable[..., dist.Work | None], peer: int, vector: Tensor) -> Handle:
         worker = self._workers[peer]
         with _naming(worker):
-            work = post(vector, worker, group=self._group)
+            work = post(vector, worker, group=self._group, tag=self._tag)
         if work is None:
             raise ValueError(f"worker {dist.get_rank()} is not a member of the group {self._workers}")
         return _Work(work, worker)

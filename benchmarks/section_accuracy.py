@@ -1,0 +1,68 @@
+"""Accuracy of every strategy with 4 workers on the digits, after the epochs that docs/comparing-fairly.md gives it."""
+
+import argparse
+import json
+import statistics
+import subprocess
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common import interleave, table
+from processes import SCRIPTS
+
+from manyhands import strategies
+from manyhands.strategies import PRESETS, STRATEGIES
+
+WORKERS = 4
+TARGET = 0.96
+NAMES = [*STRATEGIES, *PRESETS, "parameter-server:async"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--strategies", nargs="+", default=NAMES, metavar="S", help="default: all that there are"
+    )
+
+
+def train(name: str, seeds: list[int], more: list[str]) -> dict[str, Any]:
+    """As a person does it; each turn has another seed, the same for all strategies."""
+    workers = 1 if name == "single" else WORKERS
+    servers = 1 if strategies.parse(name).rule else 0
+    seed = seeds.pop(0)
+    with TemporaryDirectory() as folder:
+        command = [str(SCRIPTS / "manyhands"), "train", "--strategy", name, "--workers", str(workers)]
+        command += ["--servers", str(servers), "--threads", "1", "--seed", str(seed)]
+        done = subprocess.run(
+            [*command, *more, "--json", "--out", "run"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            return {"seed": seed, "accuracy": 0.0, "error": done.stderr.strip().splitlines()[-1]}
+        summary = json.loads(done.stdout)
+        with open(f"{folder}/run/plan.json") as file:
+            optimizer = json.load(file)["train"]["optimizer"]
+    return {"seed": seed, "accuracy": summary["accuracy"], "optimizer": optimizer, "summary": summary}
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    more = []
+    if options.quick:
+        options.rounds, more = 1, ["--steps", "2"]
+    starts = {name: partial(train, name, list(range(options.rounds)), more) for name in options.strategies}
+    raw = interleave(starts, options.rounds, "accuracy")
+    rows = []
+    for name, turns in raw.items():
+        each = [one["accuracy"] for one in turns]
+        verdict = "reached" if statistics.median(each) >= TARGET else "missed"
+        used = next((one["optimizer"] for one in turns if "optimizer" in one), turns[0].get("error", ""))
+        rows.append(
+            [name, f"{statistics.median(each):.2%}", f"{min(each):.2%}–{max(each):.2%}", verdict, used]
+        )
+    print(
+        table(f"accuracy, {WORKERS} workers, target ≥ {TARGET:.0%}", ["", "median", "per seed", "", ""], rows)
+    )
+    return raw

@@ -1,0 +1,108 @@
+"""Four workers of which some are slow: throughput of sync, stale and async servers, and what accuracy it costs.
+
+Compute is paced, and the same steps of the same workers are slow for all contenders. All use as many samples.
+"""
+
+import argparse
+import statistics
+from functools import partial
+from typing import Any
+
+from common import RATIO_HEADER, interleave, ratio, table
+from processes import run_ours
+
+from manyhands.cluster.cores import Layout
+
+WORKERS = 4
+SYNC, STALE, ASYNC = "parameter-server:sync", "stale:bound=4", "parameter-server:async"
+POINT = 0.01
+
+RANDOM = "random slow steps: one in five takes 5×"
+ALWAYS = "one worker always 3× slower"
+
+Turn = list[dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=200, help="of each worker (default 200)")
+    parser.add_argument("--step-s", type=float, default=0.04, help="paced compute of a step (default 0.04)")
+
+
+def turn(strategy: str, steps: list[int], slowness: list[str], options: argparse.Namespace) -> Turn:
+    settings = [
+        "--strategy",
+        strategy,
+        "--step-s",
+        str(options.step_s),
+        *slowness,
+        "--steps",
+        *map(str, steps),
+    ]
+    layout = Layout(cores=((),) * WORKERS, threads=1, server_cores=((),))
+    return run_ours("straggler_worker.py", settings, layout, servers=1)
+
+
+def contests(options: argparse.Namespace) -> dict[str, tuple[str, float, dict[str, Any]]]:
+    """For each kind of slowness: who is compared with sync, the target, and how everyone is started."""
+    steps = options.steps
+    even = [steps] * WORKERS
+    # As many steps in all, divided as the workers' speeds are: who waits for nobody does not wait at the end either.
+    fast = round(WORKERS * steps * 3 / (3 * (WORKERS - 1) + 1))
+    uneven = [fast] * (WORKERS - 1) + [WORKERS * steps - fast * (WORKERS - 1)]
+    random = ["--chance", "0.2", "--times", "5"]
+    always = ["--slow-worker", str(WORKERS - 1), "--times", "3"]
+    return {
+        RANDOM: (
+            STALE,
+            1.4,
+            {who: partial(turn, who, even, random, options) for who in (SYNC, STALE, ASYNC)},
+        ),
+        ALWAYS: (
+            ASYNC,
+            1.8,
+            {
+                SYNC: partial(turn, SYNC, even, always, options),
+                ASYNC: partial(turn, ASYNC, uneven, always, options),
+            },
+        ),
+    }
+
+
+def samples_per_second(each: Turn) -> float:
+    """From the first worker's start to the last one's end."""
+    elapsed = max(worker["ended"] for worker in each) - min(worker["began"] for worker in each)
+    return float(sum(worker["samples"] for worker in each)) / elapsed
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.quick:
+        options.rounds, options.steps, options.step_s = 1, 4, 0.001
+    results = {}
+    for title, (who, target, starts) in contests(options).items():
+        raw = interleave(starts, options.rounds, title)
+        rates = {name: [samples_per_second(each) for each in turns] for name, turns in raw.items()}
+        accuracy = {name: [each[0]["accuracy"] for each in turns] for name, turns in raw.items()}
+        staleness = {name: raw[name][0][0]["staleness"] for name in raw}
+        rows = [
+            [
+                name,
+                f"{statistics.median(rates[name]):.0f}",
+                f"{statistics.median(accuracy[name]):.2%}",
+                f"{(staleness[name] or {}).get('mean', 0):.2f}",
+            ]
+            for name in raw
+        ]
+        found = ratio(f"{who} ÷ {SYNC}", rates[who], rates[SYNC], target)
+        lost = statistics.median(accuracy[SYNC]) - statistics.median(accuracy[who])
+        print(table(title, ["", "samples/s", "accuracy", "staleness"], rows))
+        print(table("", RATIO_HEADER, [found.cells()]))
+        verdict = "reached" if lost <= POINT else "missed"
+        print(f"accuracy lost to sync: {100 * lost:.2f} points, target ≤ 1: {verdict}\n", flush=True)
+        results[title] = {
+            "samples_per_second": rates,
+            "accuracy": accuracy,
+            "staleness": staleness,
+            "ratios": [found.record()],
+            "accuracy_lost": {"points": 100 * lost, "reached": lost <= POINT},
+        }
+    return results
