@@ -89,11 +89,12 @@ class Servers:
         self._last_span = {group.spans[-1].index: group for group in groups}
         self._numbers = itertools.count(1)
         self._steps = 0
-        self._empty = False
+        self._samples = 1  # of the step that is under way
         self.speaks_for = 1  # workers
         self._late: list[Group] = []  # complete, and not yet pushed
         self._seen = [0] * len(groups)
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
+        self._norms: dict[int, float] = {}  # by server: squares, of gathered gradients that are to be limited
         self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
         self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
         self._closed = False
@@ -111,10 +112,10 @@ class Servers:
 
     def wait(self) -> None:
         """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
-        if self._rule.bound is None:
+        if self._rule.bound is None and not self._rule.gathers:
             self._listen()
         else:
-            self.settle()  # an answer comes when the bound allows to go on with it
+            self.settle()  # an answer comes when all is gathered and the bound allows to go on with it
         self._put_in_place()
 
     def _put_in_place(self) -> None:
@@ -136,14 +137,14 @@ class Servers:
 
     def held(self, share: Share) -> Share:
         """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
-        self._empty = not share.samples
+        self._samples = share.samples
         self._settings = named_numbers(self._replica.optimizer)
 
         def total() -> float:
             self.settle()  # gradients of this step go where those of the last one were
             return share.total()
 
-        if self._empty:
+        if not self._samples:
             self.settle()
         return replace(share, total=total)
 
@@ -168,12 +169,12 @@ class Servers:
             group=group.index,
             step=self._steps,
             seen=self._seen[group.index],
-            empty=self._empty,
+            samples=self._samples,
             missing=tuple(sorted(missing)),
             settings=self._news(group.server),
         )
         self._unanswered.add(group.index)
-        self._lines[group.server].send(encode(push), None if self._empty else self.grads[group.slice])
+        self._lines[group.server].send(encode(push), self.grads[group.slice] if self._samples else None)
         telemetry.count("pushes", 1)
         self._listen()
 
@@ -190,7 +191,7 @@ class Servers:
         """All gradients of this step are pushed; with gathered gradients, the step ends when all have its result."""
         used = self._replica.used.tolist()
         if self.speaks_for > 1:
-            self._empty = not any(used)
+            self._samples = max(1, self._samples) if any(used) else 0  # neighbours may have had some
         if self._clips_itself:
             self._clip(used)
         for group in self._late:
@@ -200,11 +201,10 @@ class Servers:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
         if self._rule.gathers:
-            self._tell_scale()
             self.wait()
 
-    # The norm of gathered gradients is known to the servers together, and worker 0 puts it together. Without gathering
-    # each worker limits its own gradient, before it is pushed.
+    # The norm of gathered gradients is known to the servers together. They tell one of those who pushed them, who puts
+    # it together while it waits. Without gathering each worker limits its own gradient, before it is pushed.
 
     @property
     def _clips_itself(self) -> bool:
@@ -223,14 +223,17 @@ class Servers:
             self.grads.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
 
     def _tell_scale(self) -> None:
-        if self._clip_norm is None or self.worker:
-            return
-        owners = [self._lines[server] for server in sorted({group.server for group in self.groups})]
-        norms = [self._answer_of(line, Norm) for line in owners]
-        norm = math.sqrt(sum(norm.square for norm in norms if isinstance(norm, Norm)))
-        for line in owners:
-            factor = min(1.0, self._clip_norm / (norm + 1e-6))
-            line.send(encode(Scale(number=self._number(), factor=factor)))
+        """One server has told this worker, so all will."""
+        assert self._clip_norm is not None
+        owners = sorted({group.server for group in self.groups})
+        for server in owners:
+            while server not in self._norms:
+                self._hear(self._lines[server])
+        norm = math.sqrt(sum(self._norms[server] for server in owners))
+        self._norms.clear()
+        factor = min(1.0, self._clip_norm / (norm + 1e-6))
+        for server in owners:
+            self._lines[server].send(encode(Scale(number=self._number(), factor=factor)))
 
     def settle(self) -> None:
         """Return when the servers have applied all that this worker has pushed."""
@@ -238,6 +241,8 @@ class Servers:
             with telemetry.timed("wait"):
                 for index in sorted(self._unanswered):
                     while index in self._unanswered:
+                        if self._norms:
+                            self._tell_scale()
                         self._hear(self._lines[self.groups[index].server])
 
     # What is not a step
@@ -344,5 +349,7 @@ class Servers:
         if isinstance(said, Values):
             self._unanswered.discard(said.group)
             self._arrived[said.group] = (said, vector)
+        elif isinstance(said, Norm):
+            self._norms[said.server] = said.square
         elif isinstance(said, Refusal):
             raise UsageError(said.reason)

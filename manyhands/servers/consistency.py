@@ -4,6 +4,7 @@ sync    the gradients of all workers are added up, then one update: x ← x − 
 async   each gradient is applied as it comes (Dean et al. 2012, Downpour)
 stale   as async, but nobody computes on parameters that lack a step which all should have made `bound` steps ago
         (stale synchronous parallel: Ho et al. 2013; Petuum, Xing et al. 2015)
+teams   sync inside a team of workers, async or stale between teams (worker groups of SINGA: Ooi et al. 2015)
 
 `sync` is not `stale` with a bound of 0: that one also waits for everybody, but makes n small updates instead of one.
 """
@@ -17,9 +18,16 @@ class Rule:
     """What distinguishes the consistencies."""
 
     gathers: bool = False
-    """Whether all workers' gradients of a step are added up before one update."""
+    """Whether the gradients that the workers of a team have in a step are put together before one update."""
     bound: int | None = None
     """How many steps a worker may be ahead of the slowest; None for any number."""
+    teams: int = 1
+    """Of how many teams of equal size, workers that follow each other, gradients are gathered."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether servers weight gathered gradients by samples: teams do not meet, so members know only their own."""
+        return self.gathers and self.teams > 1
 
 
 SYNC = Rule(gathers=True, bound=0)
@@ -53,16 +61,22 @@ class Clocks:
     """
 
     def __init__(self, rule: Rule, workers: Iterable[int], *, in_place: bool = False) -> None:
-        self._rule = rule
+        self.rule = rule
         self._workers = tuple(workers)
         self._in_place = in_place
-        self._gathered: dict[int, set[int]] = {}
+        self._gathered: dict[tuple[int, int], set[int]] = {}  # by team and group: who has pushed
         self._begin()
 
     def _begin(self) -> None:
         self._steps = dict.fromkeys(self._workers, 0)
         self._pushed: dict[int, set[int]] = {worker: set() for worker in self._workers}
         self._left: set[int] = set()
+
+    def team(self, worker: int) -> int:
+        """Whose gradients are put together with this worker's; without gathering it is one by itself."""
+        if not self.rule.gathers:
+            return worker
+        return self._workers.index(worker) * self.rule.teams // len(self._workers)
 
     @property
     def floor(self) -> int:
@@ -80,10 +94,11 @@ class Clocks:
                 f"group {group} of step {step} from worker {worker}, which is at step {self._steps[worker]}"
             )
         self._pushed[worker].add(group)
-        if not self._rule.gathers:
+        if not self.rule.gathers:
             return [Due(group, (worker,))]
-        self._gathered.setdefault(group, set()).add(worker)
-        return [] if self._in_place else list(self._complete())
+        team = self.team(worker)
+        self._gathered.setdefault((team, group), set()).add(worker)
+        return [] if self._in_place else list(self._complete(team))
 
     def finish(self, worker: int, step: int) -> list[Due]:
         """A worker has pushed all that it has in this step."""
@@ -93,15 +108,19 @@ class Clocks:
             )
         self._steps[worker] += 1
         self._pushed[worker].clear()
-        return list(self._complete()) if self.floor > step else []
+        team = self.team(worker)
+        return (
+            list(self._complete(team)) if all(self._steps[one] > step for one in self._active(team)) else []
+        )
 
     def leave(self, worker: int) -> list[Due]:
         """A worker has nothing more to give until all pause; what waited only for it is due now."""
         self._left.add(worker)
         if len(self._left) < len(self._workers):
-            return list(self._complete()) if not self._in_place or self._is_round_over() else []
+            team = self.team(worker)
+            return list(self._complete(team)) if not self._in_place or self._is_round_over(team) else []
         # With nobody left to wait for, what is gathered is all there will be.
-        due = [Due(group, tuple(sorted(workers))) for group, workers in sorted(self._gathered.items())]
+        due = [Due(group, tuple(sorted(workers))) for (_, group), workers in sorted(self._gathered.items())]
         self._gathered.clear()
         self._begin()
         return due
@@ -109,16 +128,20 @@ class Clocks:
     def may_read(self, step: int) -> bool:
         """Whether parameters to which a push was applied are fresh enough to compute with after `step` steps."""
         # What was gathered from all is the same for all.
-        return self._rule.gathers or self._rule.bound is None or self.floor >= step - self._rule.bound
+        from_all = self.rule.gathers and self.rule.teams == 1
+        return from_all or self.rule.bound is None or self.floor >= step - self.rule.bound
 
-    def _active(self) -> Iterator[int]:
-        return (worker for worker in self._workers if worker not in self._left)
+    def _active(self, team: int | None = None) -> Iterator[int]:
+        """Who has not left, of all workers or of a team."""
+        for worker in self._workers:
+            if worker not in self._left and team in (None, self.team(worker)):
+                yield worker
 
-    def _is_round_over(self) -> bool:
-        return not any(self._pushed[worker] for worker in self._active())
+    def _is_round_over(self, team: int) -> bool:
+        return not any(self._pushed[worker] for worker in self._active(team))
 
-    def _complete(self) -> Iterator[Due]:
-        """Groups for which everyone has pushed."""
-        active = set(self._active())
-        for group in [group for group, workers in self._gathered.items() if workers >= active]:
-            yield Due(group, tuple(sorted(self._gathered.pop(group))))
+    def _complete(self, team: int) -> Iterator[Due]:
+        """Groups for which everyone of the team has pushed."""
+        active = set(self._active(team))
+        for key in [key for key, pushed in self._gathered.items() if key[0] == team and pushed >= active]:
+            yield Due(key[1], tuple(sorted(self._gathered.pop(key))))

@@ -4,7 +4,7 @@ The header is MessagePack of one of these structures; anything else is not a mes
 both sides know beforehand. On one host they lie in common memory and only the header travels.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -29,7 +29,7 @@ class Push(Said, frozen=True):
     group: int
     step: int
     seen: int  # the group's version on which the gradient was computed
-    empty: bool = False  # nothing to add: this worker has no samples in this step
+    samples: Annotated[int, msgspec.Meta(ge=0)] = 1  # this worker's in this step; 0: nothing to add
     missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
     settings: list[dict[str, list[float]]] | None = (
         None  # of the optimizer, by group, where they have changed
@@ -43,7 +43,7 @@ class Finish(Said, frozen=True):
 
 
 class Scale(Said, frozen=True):
-    """By what all gathered gradients are to be multiplied: from worker 0, when it has heard all norms."""
+    """By what a team's gathered gradients are to be multiplied: from the member that has heard all norms."""
 
     factor: float
 
@@ -93,8 +93,10 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
 
 class Norm(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """The gathered gradients of this server's groups, summed up: the square of their norm."""
+    """The gathered gradients of this server's groups, put together: the square of their norm. For the first member of
+    the team that took part in the step."""
 
+    server: int
     square: float
 
 

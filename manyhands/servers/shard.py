@@ -54,7 +54,9 @@ class _Gradient:
 class _Update:
     """An update of a group: the gradients of some workers, of which some may be empty."""
 
-    def __init__(self, group: Group, workers: tuple[int, ...], gradients: Sequence[_Gradient]) -> None:
+    def __init__(
+        self, group: Group, workers: tuple[int, ...], gradients: Sequence[_Gradient], *, weighs: bool
+    ) -> None:
         self.group = group
         self.workers = workers
         self.gradients = gradients
@@ -63,6 +65,8 @@ class _Update:
         missing = [frozenset(gradient.push.missing) for gradient in full]
         self.skipped: frozenset[int] = frozenset.intersection(*missing) if missing else frozenset()
         self.given = [g.vector[group.start - g.at : group.stop - g.at] for g in full if g.vector is not None]
+        samples = [gradient.push.samples for gradient in full]
+        self.weights = [own / sum(samples) if weighs else 1.0 for own in samples]
 
     def parts(self, span: Span) -> list[Tensor]:
         inside = slice(span.start - self.group.start, span.stop - self.group.start)
@@ -86,6 +90,7 @@ class Shard:
         near_grads: Callable[[int], Tensor],
         awaits_scale: bool = False,
     ) -> None:
+        self._server = server
         self._groups = {group.index: group for group in groups if group.server == server}
         self._places = places
         self._optimizer = optimizer
@@ -96,7 +101,7 @@ class Shard:
         self._near_grads = near_grads
         self._gradients: dict[tuple[int, int], _Gradient] = {}  # by worker and group
         self._awaits_scale = awaits_scale  # gathered gradients are limited by the norm over all servers
-        self._held: list[_Update] = []
+        self._held: defaultdict[int, list[_Update]] = defaultdict(list)  # by team
         self._unanswered: list[tuple[int, int, int]] = []  # worker, group, the steps it will have made
         self._authors: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         longest = max((span.stop - span.start for g in self._groups.values() for span in g.spans), default=0)
@@ -117,7 +122,7 @@ class Shard:
             group = self._groups.get(message.group)
             if group is None or getattr(message, "vector", "params") not in self._vectors:
                 return None
-            if isinstance(message, Pull) or getattr(message, "empty", False):
+            if isinstance(message, Pull) or not getattr(message, "samples", 1):
                 return 0
             return group.length * self.dtype.itemsize
         return 0
@@ -129,7 +134,7 @@ class Shard:
         elif isinstance(message, Finish):
             yield from self._apply_all(self._clocks.finish(worker, message.step))
         elif isinstance(message, Scale):
-            yield from self._scale(message.factor)
+            yield from self._scale(self._clocks.team(worker), message.factor)
         elif isinstance(message, Leave):
             yield from self._apply_all(self._clocks.leave(worker))
             yield from self._answer_all(worker)
@@ -157,37 +162,44 @@ class Shard:
         due = self._clocks.push(worker, push.step, push.group)
         if push.settings:
             set_named_numbers(self._optimizer, push.settings)
-        near = payload is None and not push.empty
+        near = payload is None and push.samples > 0
         vector, at = (self._near_grads(worker), 0) if near else (payload, group.start)
-        self._gradients[worker, push.group] = _Gradient(push, None if push.empty else vector, at)
+        self._gradients[worker, push.group] = _Gradient(push, vector if push.samples else None, at)
         yield from self._apply_all(due)
 
     def _apply_all(self, due: Sequence[Due]) -> Iterator[Reply]:
         for one in due:
             gradients = [self._gradients.pop((worker, one.group)) for worker in one.workers]
-            update = _Update(self._groups[one.group], one.workers, gradients)
+            weighs = self._clocks.rule.weighs
+            update = _Update(self._groups[one.group], one.workers, gradients, weighs=weighs)
             if self._awaits_scale:
-                self._held.append(update)
+                yield from self._hold(update)
             else:
                 self._apply(update)
-        if due and self._awaits_scale and len(self._held) == len(self._groups):
-            yield 0, Norm(square=sum(self._square(update) for update in self._held)), None
         yield from self._answer()
 
-    def _scale(self, factor: float) -> Iterator[Reply]:
-        """The norm over all servers is known: now the gathered gradients can be applied."""
-        for update in self._held:
+    def _hold(self, update: "_Update") -> Iterator[Reply]:
+        """Until the norm over all servers is known, which the first of those who pushed puts together."""
+        first = update.workers[0]
+        held = self._held[self._clocks.team(first)]
+        held.append(update)
+        if len(held) == len(self._groups):
+            square = sum(self._square(one) for one in held)
+            yield first, Norm(server=self._server, square=square), None
+
+    def _scale(self, team: int, factor: float) -> Iterator[Reply]:
+        """The norm over all servers is known: now the gathered gradients of this team can be applied."""
+        for update in self._held.pop(team, ()):
             for vector in update.given:
                 vector.mul_(factor)
             self._apply(update)
-        self._held.clear()
         yield from self._answer()
 
     def _square(self, update: "_Update") -> float:
-        """The square of the norm of the sum of an update's gradients, without those of parameters that got none."""
+        """The square of the norm of an update's gradients together, without those of parameters that got none."""
         square = 0.0
         for span in update.group.spans if update.given else ():
-            total = self._added(update.parts(span))
+            total = self._added(update, span)
             for index in set(span.places) - update.skipped:
                 place = self._places[index]
                 start, stop = max(place.start, span.start), min(place.stop, span.stop)
@@ -212,23 +224,25 @@ class Shard:
         self._unanswered = [entry for entry in self._unanswered if entry[0] != worker]
 
     def _apply(self, update: "_Update") -> None:
-        """One update of a group by the sum of its gradients."""
+        """One update of a group by its gradients together."""
         if update.given:
             with telemetry.timed("update"):
                 for span in update.group.spans:
-                    self._updates.apply(span, self._added(update.parts(span)), update.skipped)
+                    self._updates.apply(span, self._added(update, span), update.skipped)
             self._note(update)
         for worker, gradient in zip(update.workers, update.gradients, strict=True):
             self._unanswered.append((worker, update.group.index, gradient.push.step + 1))
 
-    def _added(self, parts: list[Tensor]) -> Tensor:
-        """The sum in the order of the workers, made where it fits a cache."""
-        if len(parts) == 1:
-            return parts[0]
-        total = torch.add(parts[0], parts[1], out=self._sum[: len(parts[0])])
-        for part in parts[2:]:
-            total.add_(part)
-        return total
+    def _added(self, update: "_Update", span: Span) -> Tensor:
+        """The weighted sum in the order of the workers, made where it fits a cache."""
+        first, *others = update.parts(span)
+        unit, *weights = update.weights
+        if not others:
+            return first  # alone, so its weight is 1
+        total = torch.add(first, others[0], alpha=weights[0] / unit, out=self._sum[: len(first)])
+        for part, weight in zip(others[1:], weights[1:], strict=True):
+            total.add_(part, alpha=weight / unit)
+        return total if unit == 1.0 else total.mul_(unit)
 
     def _note(self, update: "_Update") -> None:
         """Count the update, and how stale the gradients were on which it rests."""
@@ -237,11 +251,10 @@ class Shard:
         authors = self._authors[group.index]
         for worker, gradient in zip(workers, update.gradients, strict=True):
             since = min(version - gradient.push.seen, len(authors))
-            others = sum(authors[-1 - back] != worker for back in range(since))
+            others = sum(authors[-1 - back] != self._clocks.team(worker) for back in range(since))
             self._staleness[others] += 1
             self._leads[self._clocks.lead(worker)] += 1
-        if len(workers) == 1:
-            authors.append(workers[0])
+        authors.append(self._clocks.team(workers[0]))
         self._versions[group.index] = version + 1
         self._count += 1
 

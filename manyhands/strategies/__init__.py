@@ -17,6 +17,7 @@ from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
 from manyhands.strategies.tournament import Tournament
+from manyhands.strategies.worker_groups import WorkerGroups
 
 __all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "admit", "describe", "parse"]
 
@@ -34,6 +35,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "ad-psgd": ADPSGD,
     "tournament": Tournament,
     "parameter-server": ParameterServer,
+    "worker-groups": WorkerGroups,
 }
 
 DEFAULT = "all-reduce"

@@ -1,0 +1,120 @@
+"""Groups of workers: synchronous inside a group, asynchronous between groups.
+
+Ooi et al. 2015, "SINGA: a distributed deep learning platform". With x the parameters, g_i the gradient of worker i on
+its b_i samples, and U the user's optimizer, each group G does by itself
+
+    x ← U(x, Σ b_i g_i(x') / Σ b_i)     i in G, once per step of the group; x' is what it read some updates ago.
+
+Who owns the parameters, and how many groups there are, gives SINGA's four topologies:
+
+    one group,             servers own    sandblaster: one big batch, updates on machines of their own
+    one group,             workers own    all-reduce: each worker is the server of some spans
+    groups of one worker,  servers own    downpour: every gradient is an update
+    groups of one worker,  workers own    hogwild: the same in the memory of a host, without any waiting
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manyhands.errors import UnknownName, UsageError
+from manyhands.servers.consistency import SYNC, Rule
+from manyhands.strategies.all_reduce import AllReduce
+from manyhands.strategies.hogwild import Hogwild
+from manyhands.strategies.parameter_server import DEFAULT_BOUND, ParameterServer
+from manyhands.strategies.settings import at_least_one
+from manyhands.strategies.strategy import Asked, Strategy
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm
+    from manyhands.replica.replica import Replica, Share
+
+OWNERS = ("servers", "workers")
+BETWEEN = ("async", "stale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerGroups(Strategy):
+    """Groups of workers: one big batch inside a group, no waiting between groups (SINGA, Ooi et al. 2015)."""
+
+    groups: int = 2  # of equal size
+    between: str = "async"
+    bound: int | None = None  # for stale: steps that a group may be ahead of the slowest
+    owners: str = "servers"  # who has the parameters and makes the updates
+    server_groups: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one(groups=self.groups)
+        if self.between not in BETWEEN:
+            raise UnknownName("consistency between groups", self.between, BETWEEN)
+        if self.owners not in OWNERS:
+            raise UnknownName("owners", self.owners, OWNERS)
+        if self.bound is not None and (self.between != "stale" or self.bound < 0):
+            raise UsageError(f"bound={self.bound} must be 0 or more, and is for between=stale; leave it out")
+        if self.between == "stale" and (self.owners == "workers" or self.groups == 1):
+            raise UsageError(
+                "between=stale needs groups that can wait: use groups=2 or more with owners=servers"
+            )
+        if self.server_groups != 1:
+            raise UsageError(
+                f"server_groups={self.server_groups}: there is one group of servers, which has the parameters once; "
+                "leave it out, and choose the number of servers with --servers"
+            )
+
+    @property
+    def rule(self) -> Rule | None:
+        if self.owners == "workers":
+            return None
+        if self.groups == 1:
+            return SYNC
+        bound = DEFAULT_BOUND if self.bound is None and self.between == "stale" else self.bound
+        return Rule(gathers=True, teams=self.groups, bound=bound)
+
+    @property
+    def synchronous(self) -> bool:
+        return self.groups == 1
+
+    @property
+    def lockstep(self) -> bool:
+        return self.groups == 1
+
+    @property
+    def shares_replica(self) -> bool:
+        return self.owners == "workers"
+
+    def batches_per_update(self, workers: int) -> int:
+        return max(1, workers // self.groups)  # asked also of plans that `check` refuses
+
+    def check(self, asked: Asked) -> None:
+        workers, groups = asked.workers, self.groups
+        if workers % groups:
+            raise UsageError(
+                f"{workers} workers cannot form {groups} groups of equal size ({workers} ÷ {groups} leaves "
+                f"{workers % groups}); use --workers {-(-workers // groups) * groups}, or other groups="
+            )
+        if self.owners == "workers" and groups not in (1, workers):
+            raise UsageError(
+                f"{groups} groups of {workers // groups} workers need servers to wait in: use owners=servers with "
+                f"--servers 1, or, where workers own the parameters, groups=1 or groups={workers}"
+            )
+        if self.owners == "workers" and groups > 1 and (asked.hosts or 1) > 1:
+            raise UsageError(
+                f"{groups} groups whose workers own the parameters meet in the memory of one host, and there are "
+                f"{asked.hosts}; use owners=servers with --servers 1"
+            )
+        self._way.check(asked)
+
+    @property
+    def _way(self) -> Strategy:
+        """How a step comes to its owners; when they apply it is the rule's business."""
+        if self.owners == "servers":
+            return ParameterServer()
+        return AllReduce() if self.groups == 1 else Hogwild()
+
+    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+        return self._way.step(replica, comm, share)
+
+    def leave(self, replica: "Replica", comm: "Comm") -> None:
+        self._way.leave(replica, comm)
+
+    def agree(self, replica: "Replica", comm: "Comm") -> None:
+        self._way.agree(replica, comm)
