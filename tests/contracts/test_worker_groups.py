@@ -205,7 +205,7 @@ def test_no_group_is_further_ahead_than_the_bound(bound: int, monkeypatch: pytes
 
 
 def test_a_team_waits_for_its_own_only_and_not_for_those_who_left() -> None:
-    clocks = Clocks(Rule(gathers=True, teams=2), 4)
+    clocks = Clocks(Rule(gathers=True, teams=2), range(4))
     assert clocks.push(0, 0, 7) == []
     assert clocks.push(2, 0, 7) == [], "worker 2 is of the other team"
     assert clocks.push(1, 0, 7) == [Due(7, (0, 1))]
@@ -214,7 +214,7 @@ def test_a_team_waits_for_its_own_only_and_not_for_those_who_left() -> None:
 
 
 def test_in_place_a_team_updates_when_its_own_have_finished() -> None:
-    clocks = Clocks(Rule(gathers=True, teams=2), 4, in_place=True)
+    clocks = Clocks(Rule(gathers=True, teams=2), range(4), in_place=True)
     assert [clocks.push(worker, 0, 7) for worker in range(4)] == [[]] * 4
     assert clocks.finish(2, 0) == []
     assert clocks.finish(0, 0) == []
