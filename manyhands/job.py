@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -64,6 +65,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         seed=plan.train.seed,
         strategy=plan.strategy,
     )
+    session.plan = msgspec.to_builtins(plan)
     if say and why:
         say(why)
     # Workers draw different dropout masks; a resumed run takes the saved states instead.

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manyhands import checkpoint, served, strategies, telemetry
+from manyhands import checkpoint, random_states, served, strategies
+from manyhands.checkpoint.background import wait_for_all
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, Diverged
-from manyhands.replica.apart import collect_apart, hand_out_apart
+from manyhands.replica.apart import differing, hand_out_apart
 from manyhands.replica.state import distribute, model_tensors, owners_differ
 
 PAIRS = "pairs"
@@ -21,47 +22,47 @@ if TYPE_CHECKING:
     from manyhands.sessions import Session
 
 
-def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
-    """Collect the state from all workers; worker 0 writes, the others wait until it is safe on disk."""
+def save(session: "Session", directory: Path, extra: dict[str, Any], keep: int) -> None:
+    """Collect the state from all workers, and have it written."""
     world = session.world
     _only_numbers(session)
     if session.replica.needs_closure and world.rank == 0:
         name = type(session.optimizer).__name__
         warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
     own, states = session.collect()
-    everyone_has_its_own = not session.served and not owners_differ(session.replica)
-    others, apart = collect_apart(own, states, world) if everyone_has_its_own else ({}, {})
-    tensors = own | others | model_tensors(session.replica)
-    settings = _settings_of_all(session)
-    random = world.gather(torch.get_rng_state().numpy().tobytes())
-    problem = ""
+    apart: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    if not session.served and not owners_differ(session.replica):
+        tensors, apart = differing(own, states, world)
     if world.rank == 0:
-        record = {
-            "steps": session.steps,
-            "epoch": session.epoch,
-            "position": session.position,
-            "samples": session.samples,
-            "seed": session.seed,
-            "workers": world.size,
-            "strategy": strategies.describe(session.strategy),
-            "optimizer": states,
-            "apart": apart,
-            "optimizer_class": type(session.optimizer).__name__,
-            "groups": settings[0],
-            "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
-            "scheduler": _plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
-            "random": [state.hex() for state in random],
-            "extra": extra,
-        }
-        try:
-            checkpoint.save(directory, step=session.steps, tensors=tensors, record=record)
-        except CheckpointError as error:
-            problem = str(error)
-    told = world.gather(problem.encode())[0]
-    if told:
-        raise CheckpointError(told.decode())
-    telemetry.event("checkpoint", step=session.steps)
-    return directory
+        tensors = own | model_tensors(session.replica)
+    settings = _of_all(session.world, [_plain(group) for group in session.optimizer.param_groups])
+    random = _of_all(session.world, random_states.capture())
+    record = {
+        "steps": session.steps,
+        "epoch": session.epoch,
+        "position": session.position,
+        "samples": session.samples,
+        "seed": session.seed,
+        "workers": world.size,
+        "strategy": strategies.describe(session.strategy),
+        "plan": session.plan,
+        "optimizer": states,
+        "apart": apart,
+        "optimizer_class": type(session.optimizer).__name__,
+        "groups": settings[0],
+        "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
+        "scheduler": _plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
+        "random": random,
+        "extra": extra,
+    }
+    session.saver.save(
+        directory,
+        step=session.steps,
+        tensors=tensors,
+        record=record if world.rank == 0 else None,
+        keep=keep,
+    )
 
 
 def _only_numbers(session: "Session") -> None:
@@ -108,15 +109,13 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
         saved = record["scheduler"]
         session.scheduler.load_state_dict({key: _like(value, now.get(key)) for key, value in saved.items()})
     if record["workers"] == world.size:
-        state = bytes.fromhex(record["random"][world.rank])
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        random_states.restore(record["random"][world.rank])
     return dict(record["extra"])
 
 
-def _settings_of_all(session: "Session") -> list[Any]:
-    """The optimizers' settings, by rank: some strategies let them differ."""
-    own = [_plain(group) for group in session.optimizer.param_groups]
-    return [json.loads(row) for row in session.world.gather(json.dumps(own).encode())]
+def _of_all(world: World, own: Any) -> list[Any]:
+    """Everyone's plain values, by rank."""
+    return [json.loads(row) for row in world.gather(json.dumps(own).encode())]
 
 
 def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
@@ -124,6 +123,7 @@ def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, A
     tensors: dict[str, Tensor] = {}
     record: dict[str, Any] | None = None
     problem = ""
+    wait_for_all()  # another session of this process may be saving there
     if world.rank == 0 and directory.exists() and any(directory.iterdir()):
         try:
             tensors, record = checkpoint.load(directory)

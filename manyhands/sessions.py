@@ -5,6 +5,7 @@ import contextlib
 import os
 import struct
 import sys
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from manyhands import resuming, served, strategies, telemetry
+from manyhands.checkpoint.putting import KEEP
+from manyhands.cluster import worker
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat
@@ -28,12 +31,13 @@ from manyhands.comm.comm import Comm
 from manyhands.data.ledger import Ledger
 from manyhands.data.loading import empty_like, gather, prefetch, samples_in
 from manyhands.divergence import LossWatch, Suspects
-from manyhands.errors import PeerLost, UsageError
+from manyhands.errors import ManyhandsError, PeerLost, UsageError
 from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.replica import Loss, Replica, Share
 from manyhands.replica.state import States, average_buffers, collect, give_back_state, spread
 from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
+from manyhands.saving import Saver
 from manyhands.servers.client import Servers
 from manyhands.stopwatch import Stopwatch
 from manyhands.strategies import Asked
@@ -122,6 +126,8 @@ class Session:
         self._last_data: Any = None
         self._round_samples = 0  # of it, that one batch on every worker makes
         self._total_bytes: list[float] = []
+        self.plan: dict[str, Any] | None = None  # saved with every checkpoint, where there is one
+        self.saver = Saver(world, self._warn)
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
         self.servers: Servers | None = None
@@ -230,6 +236,7 @@ class Session:
         self._uncounted += 0 if meeting else int(own)
         self._clock.lap(int(total()))
         telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
+        self.saver.look()
         if parts:
             self.last_loss = loss
             if warning := self._watch.see(self.steps, loss):
@@ -402,12 +409,29 @@ class Session:
 
     # Saving and resuming
 
-    def save(self, directory: Path | str | None = None, *, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write a complete checkpoint (worker 0 does the writing) and return the directory it is in."""
+    def save(
+        self,
+        directory: Path | str | None = None,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        keep: int = KEEP,
+        wait: bool = False,
+    ) -> Path:
+        """Save a complete checkpoint and return the directory that it will be in; the `keep` newest remain.
+
+        Training stops for a copy of the state into memory. Another process writes it, and a failure of that is a
+        warning; the next save waits for it, and so does the end, where a checkpoint that could not be written is
+        an error. With `wait` the checkpoint is on the disk when this returns.
+        """
         target = self._checkpoints(directory)
+        began_s = time.monotonic()
         with self._together():
             self._pause(SAVE)
-            return resuming.save(self, target, dict(extra or {}))
+            resuming.save(self, target, dict(extra or {}), keep)
+            telemetry.event("checkpoint", step=self.steps, stopped_s=time.monotonic() - began_s)
+            if wait:
+                self.saver.wait()
+        return target
 
     def resume(self, directory: Path | str | None = None) -> dict[str, Any] | None:
         """Go on from the newest checkpoint there; returns what was given as `extra`, or None if there is none."""
@@ -462,6 +486,7 @@ class Session:
             self.replica.release()
             if self.servers is not None:
                 self.servers.close()
+            self.saver.wait()
 
     def finish(self) -> None:
         """Wait for everyone and write the summary; what happens at the end of a process that did not close."""
@@ -469,6 +494,7 @@ class Session:
             self._end()
             if self.servers is not None:
                 self.servers.close()
+            self.saver.wait()
 
     def _end(self) -> None:
         with self._together():
@@ -481,6 +507,7 @@ class Session:
                 self._total_bytes[0] += sum(one.bytes_sent for one in reports)
                 self.staleness = served.staleness(reports)
         self._closed = True
+        self.saver.wait_alone()
         telemetry.event("end", step=self.steps)
         if self.out and self.world.rank == 0:
             temporary = self.out / ".summary.json"
@@ -554,11 +581,21 @@ def _leave(pid: int) -> None:
     global _current
     if os.getpid() != pid:
         return
+    problem: ManyhandsError | None = None
     if getattr(sys, "last_value", None) is None:
-        # Whoever died meanwhile says why, and whoever told us to end knows it: there is nothing to add.
-        with contextlib.suppress(PeerLost, SystemExit):
+        try:
             for open_session in _open_sessions():
                 open_session.finish()
+        except (PeerLost, SystemExit):
+            pass  # whoever died meanwhile says why, and whoever told us to end knows it: there is nothing to add
+        except ManyhandsError as error:
+            problem = error
+    for open_session in _open_sessions():
+        open_session.saver.wait_alone()  # what was copied before an error is as good as ever
     if _current is not None:
         _current.close()
         _current = None
+    if problem:
+        worker.refuse(problem)
+        telemetry.close()
+        os._exit(local.EXIT_REFUSED)  # at this point an exception would no longer change the exit code

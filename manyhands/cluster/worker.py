@@ -49,8 +49,7 @@ def main() -> None:
     except ManyhandsError as error:
         code = local.EXIT_PEER_LOST if isinstance(error, PeerLost) else local.EXIT_REFUSED
         sys.last_value = error  # as the interpreter does; what runs at exit sees that this is not a good end
-        _say_last_words()
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        refuse(error)
     except SystemExit as end:
         if end.code not in (None, 0):  # told to end, or of its own accord: neither waits for the others
             sys.last_value = end
@@ -131,6 +130,12 @@ def _check_module(module: str) -> None:
         found = None
     if found is None:
         raise UsageError(f"there is no module {module!r} to run with -m.")
+
+
+def refuse(error: ManyhandsError) -> None:
+    """Say why this worker ends, in one sentence."""
+    _say_last_words()
+    print(f"error: {error}", file=sys.stderr, flush=True)
 
 
 def _say_last_words() -> None:

@@ -46,6 +46,11 @@ class Arena:
         self._maps.append(region)
         return region
 
+    def reserve(self, length: int) -> int:
+        """Where the next region begins, for those who write to it through the descriptor instead of mapping it."""
+        start, self._used = self._used, self._used + -(-length // PAGE) * PAGE
+        return start
+
     def tensor(self, length: int, dtype: torch.dtype) -> Tensor:
         """A vector over the next region."""
         if not length:
