@@ -2,7 +2,8 @@
 
 All workers of the first host write what they have to give into one piece of memory, each at its place in the file to
 come; workers of other hosts send theirs. Then training goes on. Only worker 0 knows the process that writes: it hears
-of its end at one of the next steps, or waits for it before the next save and at the end.
+of its end at one of the next steps, or waits for it before the next save and at the end. It may have another rank by
+then, or be gone, and then the process is gone as well.
 """
 
 import json
@@ -24,8 +25,10 @@ from manyhands.checkpoint.putting import RECORD, TENSORS, check_numbers, failure
 from manyhands.checkpoint.tensor_file import Form, Layout
 from manyhands.checkpoint.writer import Job
 from manyhands.cluster.world import World
-from manyhands.comm.transports.arena import available_bytes
+from manyhands.comm.transports.arena import PAGE, available_bytes, give_back
 from manyhands.errors import CheckpointError
+
+_PLACE = 1 << 62  # in the host's memory, far above what all generations hand out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,11 @@ class Saver:
 
     def __init__(self, world: World, warn: Callable[[str], None]) -> None:
         self.world = world
-        self.begun = False
         self._warn = warn
-        self._writing: tuple[Writing, Room] | None = None  # on worker 0
-        self._failure = ""  # why the last save is not on the disk; worker 0 knows
+        self._writing: tuple[Writing, Room] | None = None  # on the worker that had it written
+        self._is_begun = False
+        self._knows = False  # whether this worker hears what becomes of the last save
+        self._failure = ""  # and why it is not on the disk
 
     def save(
         self,
@@ -59,7 +63,7 @@ class Saver:
         """Copy what each worker gives, and worker 0's record; returns when training may go on."""
         check_numbers(step, keep)
         self.wait_alone()
-        self.begun, self._failure = True, ""
+        self._is_begun, self._knows, self._failure = True, False, ""
         text, forms, text_bytes = self._describe(directory, step, tensors, record)
         layout = tensor_file.lay_out({name: form for each in forms for name, form in each.items()})
         room = self._claim(layout.size_bytes + text_bytes, directory, step)
@@ -78,19 +82,25 @@ class Saver:
             self._start(job, directory, room)
 
     def look(self) -> None:
-        """Between steps, on worker 0: has the save that is under way come to its end?"""
+        """Between steps: has the save that is under way come to its end?"""
         if self._writing and self._writing[0].is_over():
             self.wait_alone()
 
-    def wait(self) -> None:
-        """All workers together, until the last save is on the disk; if it is not to be, everyone is told why."""
-        if self.begun:
-            self.wait_alone()
-            if told := self.world.gather(self._failure.encode())[0]:
-                raise CheckpointError(told.decode())
+    def outcome(self) -> str | None:
+        """All workers together, when the last save is over: why it is not on the disk, or nothing.
+
+        None if nobody knows: the worker that had it written is gone, and so is what it had written.
+        """
+        self.wait_alone()
+        said = self.world.gather(json.dumps([self._is_begun, self._knows, self._failure]).encode())
+        everyone = [json.loads(row) for row in said]
+        known = [failure for _, knows, failure in everyone if knows]
+        if known:
+            return str(known[0])
+        return None if any(is_begun for is_begun, _, _ in everyone) else ""
 
     def wait_alone(self) -> None:
-        """On worker 0, until nothing is under way; what failed is a warning, and older checkpoints are there."""
+        """Until nothing that this worker looks after is under way; what failed is a warning."""
         if not self._writing:
             return
         (writing, room), self._writing = self._writing, None
@@ -139,14 +149,14 @@ class Saver:
             return self._claim_file(directory, step)
         if world.rank not in world.hosts[0]:
             return None
-        arena = world.host.arena
-        start = arena.reserve(size_bytes)
+        fd = os.dup(world.host.arena.fd)  # generations come and go meanwhile
 
-        def give_back() -> None:
+        def leave() -> None:
             if world.rank == 0:
-                arena.give_back(start, start + size_bytes)
+                give_back(fd, _PLACE, _PLACE + -(-size_bytes // PAGE) * PAGE)
+            os.close(fd)
 
-        return Room(fd=arena.fd, start=start, give_back=give_back)
+        return Room(fd=fd, start=_PLACE, give_back=leave)
 
     def _claim_file(self, directory: Path, step: int) -> Room | None:
         """A file without a name, which all workers of the first host have open."""
@@ -199,6 +209,7 @@ class Saver:
     # The process that writes it
 
     def _start(self, job: Job, directory: Path, room: Room) -> None:
+        self._knows = True
         try:
             self._writing = Writing(job, directory), room
         except OSError as error:

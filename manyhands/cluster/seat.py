@@ -31,6 +31,13 @@ class Seat:
     arena_fd: int | None = None
     """Anonymous shared memory inherited from our own supervisor."""
     servers: int = 0
+    number: int | None = None
+    """By which people know this process, however often its rank changes; the rank where not given."""
+    generation: int = 0
+    members: tuple[int, ...] = ()
+    """The numbers of all workers, by rank, where they may change."""
+    is_new: bool = False
+    """Whether the run has begun without this worker, so that rank and size are not known yet."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -55,7 +62,9 @@ class Seat:
 
     @property
     def name(self) -> str:
-        return f"worker {self.rank}" if self.server is None else f"server {self.server}"
+        if self.server is not None:
+            return f"server {self.server}"
+        return f"worker {self.rank if self.number is None else self.number}"
 
 
 def find_seat(environ: Mapping[str, str] = os.environ) -> Seat:

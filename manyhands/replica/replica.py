@@ -432,10 +432,29 @@ class Replica:
         """Give up the optimizer's state, as if it had made no step yet."""
         self.updates.restore(list(self.owned), {})
 
-    def release(self) -> None:
-        """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether the workers of the host have this replica in common."""
+        return self._home is not None
+
+    def let_go(self) -> None:
+        """The model's gradients go elsewhere from now on; its parameters stay here."""
         for hook in self._hooks.values():
             hook.remove()
+        self._hooks.clear()
+
+    def take_back(self) -> None:
+        """The model's parameters are here again, after another replica had them."""
+        for param, place in zip(self.parameters, self.layout.places, strict=True):
+            param.data = self.params[place.start : place.stop].view(place.shape)
+
+    def recover(self, dead: set[int]) -> bool:
+        """After a death, when all others have left the step: whether the step is to count as made."""
+        return False
+
+    def release(self) -> None:
+        """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
+        self.let_go()
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()

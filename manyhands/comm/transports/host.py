@@ -10,7 +10,7 @@ import platform
 import select
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,9 +24,20 @@ ROW = 64  # numbers one worker can put into an exchange
 
 
 class Host:
-    """This worker's place among the `size` workers of its host; `ranks` are their ranks in the world."""
+    """This worker's place among the `size` workers of its host; `ranks` are their ranks in the world.
 
-    def __init__(self, arena_fd: int, ranks: Sequence[int], index: int) -> None:
+    Their memory begins at `start`. `check` is called now and then while waiting, and may raise.
+    """
+
+    def __init__(
+        self,
+        arena_fd: int,
+        ranks: Sequence[int],
+        index: int,
+        *,
+        start: int = 0,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.ranks = tuple(ranks)
         self.index = index
         self.size = len(self.ranks)
@@ -35,7 +46,8 @@ class Host:
                 f"{self.size} workers on one host rely on the memory ordering of x86-64, and this is "
                 f"{platform.machine()}; use 1 worker per host here"
             )
-        self.arena = Arena(arena_fd)
+        self.arena = Arena(arena_fd, start)
+        self._check = check
         rows_bytes = 2 * self.size * ROW * 8
         # Spinning only helps while every worker has a core of its own.
         self._spins = 400 if self.size <= (os.cpu_count() or 1) else 0
@@ -57,13 +69,15 @@ class Host:
                     self._pids[pidfd] = self.ranks[index]
                     self._poll.register(pidfd, select.POLLIN)
 
-    def _check_peers(self) -> None:
+    def gone(self) -> list[int]:
+        """The ranks of those whose processes have ended."""
         with self._poll_lock:  # a thread that sums in the background looks after them as well
-            gone = self._poll.poll(0)
-        for pidfd, _ in gone:
-            raise PeerLost(
-                f"worker {self._pids[pidfd]} is gone while worker {self.ranks[self.index]} waited for it"
-            )
+            return [self._pids[pidfd] for pidfd, _ in self._poll.poll(0)]
+
+    def _check_peers(self) -> None:
+        for rank in self.gone():
+            raise PeerLost(f"worker {rank} is gone while worker {self.ranks[self.index]} waited for it")
+        self._check()
 
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
@@ -117,6 +131,10 @@ class Progress:
 
     def publish(self, value: int) -> None:
         self._counters.publish(self._mine, value)
+
+    def read(self, peer: int) -> int:
+        """How far one has come."""
+        return self._counters.read(peer)
 
     def has(self, peer: int, value: int) -> bool:
         """Whether one of the others has come as far, without waiting."""

@@ -1,0 +1,101 @@
+"""Who belongs to a run, generation after generation: the coordinator's decisions, without sockets and clocks.
+
+A generation is over when one of its members is gone, or when its members leave it together because somebody wants to
+join or to leave. The next one begins when every member that is alive has left: those go on, in the order of their
+ranks, and then come those who are new and take the state over.
+"""
+
+from collections.abc import Iterable
+
+from manyhands.cluster.control import Change, Here, No, Over, ToMember, Turn
+
+
+class Roster:
+    """`most` is how many may be members at once; `heard` is what each one said last."""
+
+    def __init__(self, members: Iterable[int], *, most: int) -> None:
+        self.generation = 0
+        self.seated = tuple(members)
+        self.heard: dict[int, Here] = {}
+        self.gone: set[int] = set()
+        self._most = most
+        self.turn: Turn | None = None
+
+    def hear(self, here: Here) -> None:
+        """What a member says of itself; one that was given up and speaks again is new."""
+        if here.generation > self.generation and here.turn:  # we were started in the middle of a run
+            self.generation, self.seated, self.turn = here.generation, here.turn.members, here.turn
+        self.heard[here.member] = here
+        # A loss is only believed of members of the generation in which it was seen.
+        if here.generation == self.generation:
+            self.gone |= set(here.lost) & set(self.seated)
+        self._decide()
+
+    def lose(self, member: int) -> None:
+        """A member is gone: its process has ended, or nothing was heard of it for too long."""
+        self.gone.add(member)
+        self.heard.pop(member, None)
+        self._decide()
+
+    def answer(self, member: int) -> ToMember | None:
+        """What this member has to be told now; nothing if it may go on as it is."""
+        here = self.heard.get(member)
+        if here is None:
+            return None
+        if here.waits:
+            is_concerned = member in self.seated or here.leaving
+            if self.turn and is_concerned and here.generation < self.generation:
+                return self.turn
+            if here.generation < 0 and not self._is_alive():
+                return No(reason="nobody is left from whom a new worker could take the parameters over")
+            return None
+        if here.generation < self.generation:
+            return Over(generation=here.generation, gone=())  # it was given up: it may come again
+        if missing := tuple(one for one in self.seated if one in self.gone):
+            return Over(generation=self.generation, gone=missing)
+        return Change(generation=self.generation) if self._wants_change() else None
+
+    def _is_alive(self) -> bool:
+        return any(member not in self.gone for member in self.seated)
+
+    def _live(self) -> list[int]:
+        return [member for member in self.seated if member not in self.gone]
+
+    def _new(self) -> list[int]:
+        """Those who wait for a seat, as far as there is room."""
+        staying = [m for m in self._live() if m not in self.heard or not self.heard[m].leaving]
+        waiting = [
+            member
+            for member, here in self.heard.items()
+            if here.waits and not here.leaving and (member not in self.seated or member in self.gone)
+        ]
+        return sorted(waiting)[: max(0, self._most - len(staying))]
+
+    def _wants_change(self) -> bool:
+        leaving = any(self.heard[member].leaving for member in self._live() if member in self.heard)
+        return leaving or bool(self._new())
+
+    def _decide(self) -> None:
+        live = self._live()
+        here = [self.heard.get(member) for member in live]
+        reports = [one for one in here if one is not None and one.waits and one.generation == self.generation]
+        if not live or len(reports) < len(live):
+            return
+        heirs = [one for one in reports if not one.leaving]
+        if not heirs:
+            return
+        gone = tuple(member for member in self.seated if member in self.gone)
+        members = (*(one.member for one in heirs), *self._new())
+        self.gone -= set(members)
+        commits = [one.commits for one in reports]
+        self.generation += 1
+        self.seated = members
+        self.turn = Turn(
+            generation=self.generation,
+            members=members,
+            heirs=len(heirs),
+            first_commits=min(commits),
+            last_commits=max(commits),
+            steps=max(one.steps for one in reports),
+            gone=gone,
+        )
