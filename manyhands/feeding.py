@@ -22,6 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     round_samples: int
     committed: Ranges
     is_in_loop: bool
+    tally: dict[str, int]
 
 
 class Feed:
@@ -75,6 +76,11 @@ class Feed:
     @property
     def dealing(self) -> Dealing | None:
         return self.ledger.dealing if self.ledger else None
+
+    @property
+    def length(self) -> int:
+        """Samples of an epoch."""
+        return self.ledger.length if self.ledger else 0
 
     @property
     def is_last(self) -> bool:
@@ -137,6 +143,7 @@ class Feed:
             round_samples=self._round_samples,
             committed=self.ledger.committed,
             is_in_loop=self.data is not None,
+            tally=dict(self.tally),
         )
 
     def take_over(self, record: Record | None, seed: int) -> None:
@@ -147,4 +154,5 @@ class Feed:
             return
         self.ledger = Ledger(record.length, seed=seed, epoch=record.epoch, shuffle=record.shuffle)
         self.ledger.committed = record.committed
+        self.tally = Counter(record.tally)
         self._shuffle, self._batch, self._round_samples = record.shuffle, record.batch, record.round_samples

@@ -24,6 +24,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Who computes."""
 
     workers: int = 2
+    most_workers: int | None = None  # where more may join; as many as `workers` where not given
+    replace: int | None = None  # how many workers that die are replaced; 3 where not given
     servers: int = 0  # processes that own parameters, for the strategies that have them
     threads: int | None = None  # per worker; the cores divided by the workers where not given
     device: str = "cpu"

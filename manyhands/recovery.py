@@ -7,7 +7,9 @@ all had done their part: then it counts everywhere. If nobody did, it is taken b
 """
 
 import contextlib
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,7 +77,10 @@ def membership(environ: Mapping[str, str]) -> Member | None:
     if seat.server is not None:
         return None
     number = seat.rank if seat.number is None else seat.number
-    return Member(invitation(environ[local.INVITATION]), number, is_new=seat.is_new)
+    member = Member(invitation(environ[local.INVITATION]), number, is_new=seat.is_new)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, lambda *_: member.ask_to_leave())
+    return member
 
 
 def first_world(member: Member) -> World:
@@ -243,6 +248,7 @@ def _take_over(session: "Session", record: Record) -> None:
     session.caught_up_at, session.outside_before = record.calls, record.outside
     session.commits, session.steps, session.epoch = record.commits, record.steps, record.epoch
     session.position, session.samples, session.seed = record.position, record.samples, record.seed
+    session.samples_before = record.samples - record.position
     session.parted, session.resumed = record.parted, record.resumed
     session.full = record.full
     session.measured = {name: float("nan") if v is None else v for name, v in record.measured.items()}

@@ -117,6 +117,7 @@ class Session:
         self.epoch = 0
         self.position = 0  # samples of this epoch that were used
         self.samples = 0
+        self.samples_before = 0  # this epoch
         self.last_loss = float("nan")
         self.measured: dict[str, float] = {}
         self.optimizer = optimizer
@@ -452,6 +453,7 @@ class Session:
             workers=self.world.size,
             full=self.full,
         )
+        self.samples_before = self.samples - self.position
         self._clock.start()
         try:
             while not (yield from self._epoch()):
@@ -506,6 +508,8 @@ class Session:
         if dealing and not self.feed.end_epoch():
             self.feed.deal(self.world.size)
             return
+        if dealing:
+            self.samples = self.samples_before + self.feed.length  # what the dead had used does not count
         self.calls += 1
         self.epoch += 1
         self.position = 0

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import strategies
-from manyhands.cli.running import check_workers, make_directory, new_run, run_workers, with_servers
+from manyhands.cli.running import (
+    check_workers,
+    elastic_terms,
+    make_directory,
+    new_run,
+    run_workers,
+    with_servers,
+)
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
@@ -72,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
         return run_workers(
             [str(script), *options.arguments],
             run=out,
+            elastic=elastic_terms(strategies.parse(options.strategy), workers, workers, None),
             workers=workers,
             threads=options.threads,
             servers=servers,

@@ -9,10 +9,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from manyhands import strategies
 from manyhands.cli.progress import Progress
-from manyhands.cluster import cores, supervisor
+from manyhands.cluster import coordination, cores, supervisor
+from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.seat import SERVERS, Seat
+from manyhands.cluster.survival import Event
 from manyhands.errors import UsageError
+from manyhands.telemetry import lines
+
+REPLACE = 3
+STALL_S = "MANYHANDS_STALL_S"
+"""After how many seconds of silence a worker is taken for dead."""
 
 
 @contextmanager
@@ -58,7 +66,7 @@ def _unused(name: str) -> Path:
 
 def forget_records(run: Path) -> None:
     """What a run that began here and left no checkpoint has written: it would mix with the new one's."""
-    for path in (run / "summary.json", *(run / "events").glob("*-*.jsonl")):
+    for path in (run / "summary.json", *(run / "events").glob("*.jsonl")):
         path.unlink(missing_ok=True)
 
 
@@ -79,6 +87,16 @@ def with_servers(seat: Seat, asked: int | None) -> Seat:
     return replace(seat, servers=asked)
 
 
+def elastic_terms(
+    strategy: strategies.Strategy, workers: int, most: int, replace: int | None
+) -> Elastic | None:
+    """How the run may change while it goes on; None if it has to end when a worker dies."""
+    if not strategy.survives or most == 1:
+        return None
+    stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
+    return Elastic(most=most, replace=REPLACE if replace is None else replace, stall_s=stall_s)
+
+
 def run_workers(
     command: list[str],
     *,
@@ -88,6 +106,7 @@ def run_workers(
     environ: Mapping[str, str],
     pass_output: bool = False,
     servers: int = 0,
+    elastic: Elastic | None = None,
 ) -> int:
     """Start the workers, show their progress until they end, and return the exit code.
 
@@ -95,10 +114,11 @@ def run_workers(
     everything is shown above the progress bar.
     """
     layout = cores.layout(workers, threads, servers)
+    records = run / "events" / "launcher.jsonl"
     print(cores.text(layout), file=sys.stderr)
 
     def signed(rank: int, line: str) -> str:
-        if rank >= workers:
+        if workers <= rank < workers + servers:
             return f"[server {rank - workers}] {line}"
         return f"[worker {rank}] {line}" if workers > 1 else line
 
@@ -109,6 +129,11 @@ def run_workers(
 
         def on_output(rank: int, line: str) -> None:
             print(signed(rank, line), flush=True)
+
+        def on_event(event: Event) -> None:
+            progress.print_line(event.text)
+            with suppress(OSError), records.open("ab") as file:
+                file.write(lines.encode({"kind": event.kind, "t": time.time(), "rank": -1, **event.fields}))
 
         outcome = supervisor.run(
             command,
@@ -121,6 +146,8 @@ def run_workers(
             on_line=on_line,
             on_output=on_output if pass_output and not sys.stdout.isatty() else None,
             servers=servers,
+            elastic=elastic,
+            on_event=on_event,
         )
         progress.refresh()
     if not outcome.ok:

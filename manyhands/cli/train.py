@@ -16,6 +16,7 @@ from manyhands import strategies
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import (
     check_workers,
+    elastic_terms,
     forget_records,
     make_directory,
     new_run,
@@ -132,6 +133,12 @@ def run(options: argparse.Namespace) -> int:
             threads=plan.cluster.threads,
             servers=plan.cluster.servers,
             environ={},
+            elastic=elastic_terms(
+                strategies.parse(plan.strategy),
+                plan.cluster.workers,
+                plan.cluster.most_workers or plan.cluster.workers,
+                plan.cluster.replace,
+            ),
         )
         if code == 0:
             _report(json.loads((out / "summary.json").read_text()), out, options)

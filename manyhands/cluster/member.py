@@ -79,6 +79,11 @@ class Member:
         """Whether this generation should end between two steps."""
         return self._change or self.is_asked_to_leave
 
+    def ask_to_leave(self) -> None:
+        """Between two steps; the others go on."""
+        self.is_asked_to_leave = True
+        self._say(leaving=True)
+
     def next(self, *, commits: int, steps: int, lost: tuple[int, ...] = ()) -> Turn:
         """Leave this generation, having committed so much; returns the next one when it begins."""
         with self._news:

@@ -53,6 +53,7 @@ class Survival:
         self._heirs = set(coordination.members)  # those who have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
+        self._left: set[int] = set()
         self._replaced = 0
         self._due: list[tuple[float, int]] = []  # when to start a replacement, and in which place
         crew.listen(coordination, self._hear)
@@ -64,7 +65,7 @@ class Survival:
         """One has ended; says whether the run can go on after that."""
         self._coordination.tell_ended(worker.rank)
         if worker.code == 0:
-            self._heirs.discard(worker.rank)
+            self._left.add(worker.rank)
             return True
         if worker.code > 0:
             return False  # by an error of its own: the others would meet it as well
@@ -139,13 +140,25 @@ class Survival:
                     "workers": len(report.members),
                 },
             )
+        for number in sorted(self._left & self._heirs):
+            self._heirs.discard(number)
+            text = f"worker {number} has left: {count} from step {report.step} on"
+            self._on_event(Event(kind="leave", text=text, fields={"rank": number, "step": report.step}))
         for number in new:
             text = f"worker {number} has joined: {count} from step {report.step} on"
             self._on_event(Event(kind="join", text=text, fields={"rank": number, "step": report.step}))
 
     def _tell(self, death: _Death, rest: str, fields: dict[str, object]) -> None:
         worker = death.worker
-        last = next((line for line in reversed(worker.tail) if line.strip()), "")
-        text = f"worker {worker.rank} died ({death.how}{': ' + last.strip() if last else ''}): {rest}"
+        last = _last_words(list(worker.tail))
+        text = f"worker {worker.rank} died ({death.how}{last and ': ' + last}): {rest}"
         known = {"rank": worker.rank, "how": death.how, "pid": worker.pid, **fields}
         self._on_event(Event(kind="death", text=text, fields=known))
+
+
+def _last_words(tail: list[str]) -> str:
+    """The line that says most of why a worker died: its last one, or, in what Python says of a crash, the place."""
+    for number, line in enumerate(tail):
+        if line.startswith("Current thread"):
+            return next((place.strip() for place in tail[number:] if place.lstrip().startswith("File ")), "")
+    return next((line.strip() for line in reversed(tail) if line.strip()), "")

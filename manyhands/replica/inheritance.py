@@ -12,11 +12,13 @@ import torch
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
+from torch.optim import Optimizer
 
 from manyhands.cluster.world import World
 from manyhands.comm.comm import Comm
 from manyhands.replica.replica import Replica
-from manyhands.replica.state import NUMBER, VECTOR, States, exported, from_first
+from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, exported, from_first
+from manyhands.replica.updates import bare_step, settings_of, twin
 
 
 def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, have: Sequence[bool]) -> None:
@@ -66,7 +68,7 @@ def _inherit_states(replica: Replica, old: Replica | None, world: World, source:
     if replica.is_shared:
         states = {name: state for part in everyone for name, state in part.items()}
         loose = {name: value for blob in blobs if blob for name, value in tensors_from_bytes(blob).items()}
-        _fill_in(states, loose, replica)
+        _fill_in(states, loose, replica, old.steps if old is not None else 0)
     elif old is None:
         states, loose = everyone[source], tensors_from_bytes(blobs[source]) if blobs[source] else {}
     values: dict[str, dict[str, Any]] = {}
@@ -77,11 +79,35 @@ def _inherit_states(replica: Replica, old: Replica | None, world: World, source:
     replica.updates.restore(list(replica.owned), values)
 
 
-def _fill_in(states: States, loose: dict[str, Tensor], replica: Replica) -> None:
+def _after(optimizer: Optimizer, steps: int) -> tuple[dict[str, list[Any]], dict[str, Tensor]]:
+    """The state that an optimizer has for a parameter after so many steps, found by making them on a toy."""
+    trial, step = twin(optimizer), bare_step(optimizer)
+    toy = torch.ones(2, 2)
+    trial.param_groups = [{**settings_of(optimizer.param_groups[0]), "params": [toy]}]
+    with torch.no_grad():
+        for _ in range(steps):
+            toy.grad = torch.full_like(toy, 0.5)
+            step(trial)
+    states: dict[str, list[Any]] = {}
+    loose: dict[str, Tensor] = {}
+    for name, value in trial.state[toy].items():
+        if isinstance(value, Tensor) and value.numel() == 1:
+            states[name], loose[name] = [TENSOR, None], value
+        else:
+            states[name] = [VECTOR, None] if isinstance(value, Tensor) else [NUMBER, value]
+    return states, loose
+
+
+def _fill_in(states: States, loose: dict[str, Tensor], replica: Replica, steps: int) -> None:
     """What a dead owner alone knew of its parameters: as another one of the same group has it, where that is a number.
 
-    Such numbers count steps, and are the same for all parameters that get a gradient in every step.
+    Such numbers count steps, and are the same for all parameters that get a gradient in every step. Where no owner is
+    left at all, they are what so many steps make of them.
     """
+    if not states and steps:
+        first = replica.layout.places[0].name
+        states[first], found = _after(replica.optimizer, steps)
+        loose |= {f"{first}/{name}": value for name, value in found.items()}
     for place in replica.layout.places:
         like = next(
             (p.name for p in replica.layout.places if p.group == place.group and p.name in states), None

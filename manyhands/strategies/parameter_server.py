@@ -50,6 +50,8 @@ class ParameterServer(Strategy):
             return stale(DEFAULT_BOUND if self.bound is None else self.bound)
         return SYNC if self.consistency == "sync" else ASYNC
 
+    survives: ClassVar[bool] = False  # servers do not know yet how to do without a worker
+
     @property
     def synchronous(self) -> bool:
         return self.rule.gathers

@@ -70,6 +70,11 @@ class WorkerGroups(Strategy):
         return Rule(gathers=True, teams=self.groups, bound=bound)
 
     @property
+    def survives(self) -> bool:
+        """Groups are of equal size: there is no going on without a member."""
+        return self.owners == "workers" and self.groups == 1
+
+    @property
     def synchronous(self) -> bool:
         return self.groups == 1
 

@@ -1,0 +1,107 @@
+"""What the runs of `harness.py` train: says what it does before it does it, and does what it is told to itself."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import manyhands as mh
+
+LENGTH = 600
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "segfault": signal.SIGSEGV,
+    "leave": signal.SIGUSR1,
+}
+
+
+class Numbered:
+    """Samples that know their number."""
+
+    def __init__(self, length: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(length, 8, generator=generator)
+        self.targets = self.inputs @ torch.randn(8, 4, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError("taken by the batch")
+
+    def batch(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self.inputs[indices], self.targets[indices], indices
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+
+
+def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    if name == "momentum":
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(model.parameters(), lr=lr)
+    return made
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    inputs, targets, _ = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def main() -> None:
+    folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    number = int(os.environ["MANYHANDS_RANK"])
+    log = (folder / f"log-{number}.jsonl").open("a", buffering=1)
+
+    def note(**row: Any) -> None:
+        log.write(json.dumps(row) + "\n")
+
+    note(kind="start", pid=os.getpid())
+    todo = [(when, kind) for who, when, kind in settings["faults"] if who == number]
+
+    def watched(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        value = loss(model, batch)
+        time.sleep(settings.get("pause_s", 0.0))
+        for when, kind in list(todo):
+            if model.training and session.steps + 1 == when:
+                todo.remove((when, kind))
+                note(kind="fault", step=when, fault=kind)
+                os.kill(os.getpid(), SIGNALS[kind])
+        return value
+
+    torch.set_num_threads(1)
+    model = net()
+    made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", 0.05))
+    session = mh.session(model, made, watched)
+    data = Numbered(LENGTH)
+    for _ in range(settings.get("epochs", 2)):
+        for batch in session.batches(data, batch_size=8):
+            note(kind="step", step=session.steps + 1, ids=batch[2].tolist())
+            session.step(batch)
+            note(kind="made", step=session.steps)
+        if settings.get("evaluate", True):
+            note(kind="evaluated", loss=session.evaluate(data)["loss"], epoch=session.epoch)
+    session.close()
+    torch.save(nn.utils.parameters_to_vector(model.parameters()).detach(), folder / f"params-{number}.pt")
+    note(
+        kind="end",
+        pid=os.getpid(),
+        steps=session.steps,
+        samples=session.samples,
+        epoch=session.epoch,
+        tally=dict(session.feed.tally),
+        workers=session.world.size,
+    )
+
+
+if __name__ == "__main__":
+    main()
