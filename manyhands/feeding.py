@@ -32,11 +32,12 @@ class Feed:
         self.data: Any = None  # whose samples the current steps use
         self.ledger: Ledger | None = None
         self.drawn = 0  # rounds of this dealing that this worker has drawn
+        self.used = 0  # of those, the ones that are in its steps
         self.tally: Counter[str] = Counter()  # of the epochs that are over
         self._pooled = pooled
         self._last_data: Any = None
         self._resumed: Ranges = []
-        self._everyone: Sequence[int] = ()  # rounds that each worker had drawn at the last meeting
+        self._everyone: Sequence[int] = ()  # rounds that each worker had used at the last meeting
         self._shuffle = True
         self._batch = self._round_samples = 1
         self._is_joining = False  # in the middle of a loop that others have begun
@@ -66,7 +67,7 @@ class Feed:
 
     def deal(self, workers: int, held: Sequence[Ranges] = ()) -> None:
         """Hand out what is left to the workers that are here now."""
-        self.drawn, self._everyone = 0, ()
+        self.drawn, self.used, self._everyone = 0, 0, ()
         if self.ledger is None:
             return
         # Where every update is made from one worker's batch, more workers take more samples in a round.
@@ -104,11 +105,11 @@ class Feed:
                 yield empty_like(gather(data, torch.tensor([0]), epoch))
 
     def note(self, everyone: Sequence[int]) -> None:
-        """How many rounds each worker has drawn."""
+        """How many rounds each worker has used."""
         self._everyone = everyone
 
     def commit(self) -> None:
-        """What everyone had drawn at the last meeting is safe."""
+        """What everyone had used at the last meeting is safe."""
         if self.ledger and self._everyone:
             self.ledger.commit(self._everyone)
 

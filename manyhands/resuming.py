@@ -79,7 +79,7 @@ def _only_numbers(session: "Session") -> None:
 
 def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
     """Become what was saved, on however many workers there are now."""
-    tensors, record = _load(session.world, directory)
+    tensors, record = _load(session, directory)
     if record is None:
         return None
     if record["optimizer_class"] != type(session.optimizer).__name__:
@@ -120,17 +120,22 @@ def _of_all(world: World, own: Any) -> list[Any]:
     return [json.loads(row) for row in world.gather(json.dumps(own).encode())]
 
 
-def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+def _load(session: "Session", directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Worker 0 reads and the others are told: there need not be a common disk."""
+    world = session.world
     tensors: dict[str, Tensor] = {}
     record: dict[str, Any] | None = None
     problem = ""
     wait_for_all()  # another session of this process may be saving there
     if world.rank == 0 and directory.exists() and any(directory.iterdir()):
-        try:
-            tensors, record = checkpoint.load(directory)
-        except CheckpointError as error:
-            problem = str(error)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                tensors, record = checkpoint.load(directory)
+            except CheckpointError as error:
+                problem = str(error)
+        for warning in caught:
+            session.warn(str(warning.message))
     told = world.gather(json.dumps([problem, record]).encode() if world.rank == 0 else b"")[0]
     problem, record = json.loads(told)
     if problem:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from manyhands import recovery, resuming, served, strategies, telemetry
+from manyhands import intervals, recovery, resuming, served, strategies, telemetry
 from manyhands.checkpoint.putting import KEEP
 from manyhands.cluster import worker
 from manyhands.cluster.heap import keep_freed_memory
@@ -35,7 +35,18 @@ from manyhands.data.loading import gather, prefetch, samples_in, split
 from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import CheckpointError, ManyhandsError, PeerLost, UsageError
 from manyhands.feeding import Feed
-from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
+from manyhands.intervals import Cadence
+from manyhands.meeting import (
+    END_OF_DATA,
+    EVALUATE,
+    FINISH,
+    NOTHING,
+    RESUME,
+    SAVE,
+    SAVE_NOW,
+    STEP,
+    Meeting,
+)
 from manyhands.replica.inheritance import Undo
 from manyhands.replica.replica import Loss, Replica, Share
 from manyhands.replica.state import States, average_buffers, collect, give_back_state
@@ -57,6 +68,8 @@ def session(
     scheduler: Any = None,
     clip_norm: float | None = None,
     seed: int = 0,
+    save_every: str = intervals.NEVER,
+    keep: int = KEEP,
     strategy: str | None = None,
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
@@ -64,8 +77,9 @@ def session(
     A process that was started as a server serves, and ends with the run: it does not return from this call.
 
     `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
-    the session. `clip_norm` limits the global norm of the gradient. `strategy` is for scripts that insist on one;
-    normally the launcher chooses.
+    the session. `clip_norm` limits the global norm of the gradient. With `save_every` the session saves by itself, as
+    `10 min`, `500 steps` or `epoch`, into the run's directory or where checkpoints were last saved or read; the `keep`
+    newest remain. `strategy` is for scripts that insist on one; normally the launcher chooses.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
     made = Session(
@@ -77,6 +91,8 @@ def session(
         scheduler=scheduler,
         clip_norm=clip_norm,
         seed=seed,
+        save_every=save_every,
+        keep=keep,
         member=_member,
     )
     _sessions.append(weakref.ref(made))
@@ -97,6 +113,8 @@ class Session:
         scheduler: Any = None,
         clip_norm: float | None = None,
         seed: int = 0,
+        save_every: str = intervals.NEVER,
+        keep: int = KEEP,
         out: Path | None = None,
         member: Member | None = None,
     ) -> None:
@@ -135,12 +153,12 @@ class Session:
         self._uncounted = 0  # samples of this worker that the others have not heard of
         self._total_bytes: list[float] = []
         self.plan: dict[str, Any] | None = None  # saved with every checkpoint, where there is one
-        self.saver = Saver(world, self._warn)
-        self._last_save: tuple[Path, dict[str, Any], int] = (
-            Path(),
-            {},
-            KEEP,
-        )  # where, with what, keeping how many
+        self.saver = Saver(world, self.warn)
+        self._cadence = Cadence(intervals.parse(save_every))
+        self._keep = keep
+        self._place: Path | None = None  # where checkpoints were last saved or read
+        self._extra: dict[str, Any] = {}  # what the script last had in one
+        self._doing = NOTHING  # of what workers ask each other for
         self._unsaved = ""  # why the last save before the end is not on the disk
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{number}.jsonl", rank=number)
@@ -217,11 +235,15 @@ class Session:
                 self._look_up()
                 loss = self._run(parts, None)
                 self._advance(batches)
+                self._answer(self._wish(STEP, self.steps))
                 return loss
             if self.commits < self.alone_until:
                 return self._run(parts, None)
             samples = sum(samples for _, samples in parts)
-            return self._run(parts, self._open(STEP, samples=samples))
+            meeting = self._open(STEP, samples=samples)
+            loss = self._run(parts, meeting)
+            self._answer(meeting.asked())
+            return loss
 
         return attempt
 
@@ -320,8 +342,9 @@ class Session:
                 if meets:
                     self.feed.commit()
         self._uncounted += 0 if meeting else share.samples
+        self.feed.used = self.feed.drawn
         if self._progress:
-            self._progress.publish(self.feed.drawn)
+            self._progress.publish(self.feed.used)
         self._clock.lap(total)
         if self.member:
             self.member.stepped(self.steps)
@@ -331,9 +354,9 @@ class Session:
         if share.parts:
             self.last_loss = loss
             if warning := self._watch.see(self.steps, loss):
-                self._warn(warning)
+                self.warn(warning)
 
-    def _warn(self, warning: str) -> None:
+    def warn(self, warning: str) -> None:
         """Every worker records what it saw; one says it, since all are likely to see the same."""
         telemetry.event("warning", step=self.steps, text=warning)
         if self.world.rank == 0:
@@ -371,10 +394,27 @@ class Session:
         values = hyper_parameters(self.optimizer)
         digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
         change = self.member is not None and self.member.wants_change
+        used = self.feed.drawn if purpose == STEP else self.feed.used
+        wish = self._wish(purpose, self.steps + 1)
         rows = self.world.start_exchange(
-            [float(purpose), float(samples), float(digest), float(self.feed.drawn), float(change)]
+            [float(number) for number in (purpose, samples, digest, used, change, wish)]
         )
         return Meeting(rows, self._same_hyper_parameters)
+
+    def _wish(self, purpose: int, steps: int) -> int:
+        """What this worker asks all others to do with it, after so many steps."""
+        is_due = purpose == STEP and self._cadence.is_due(steps=steps, epochs=self.epoch)
+        return max(self._doing, SAVE_NOW if is_due else NOTHING)
+
+    def _answer(self, asked: int) -> None:
+        """Do what someone has asked for; all do it at the same point."""
+        if asked <= self._doing:
+            return
+        before, self._doing = self._doing, asked
+        try:
+            self._save(self._place or self._checkpoints(None), self._extra, self._keep)
+        finally:
+            self._doing = before
 
     def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
         """Workers with data must agree; a worker without follows them, since it may own spans all the same."""
@@ -397,13 +437,20 @@ class Session:
 
     def _gather_everyone(self, purpose: int) -> None:
         """Take part in the others' steps, without data of our own, until all have come for the same thing."""
-        if not self.strategy.lockstep:
-            self._look_up()
-            self.strategy.leave(self.replica, self.comm)
-        while self.commits < self.alone_until:
-            self._run([], None)
-        while (meeting := self._open(purpose)).anyone_steps():
-            self._run([], meeting)
+        while True:
+            if not self.strategy.lockstep:
+                self._look_up()
+                self.strategy.leave(self.replica, self.comm)
+            while self.commits < self.alone_until:
+                self._run([], None)
+            meeting = self._open(purpose)
+            if meeting.anyone_steps():
+                self._run([], meeting)
+                self._answer(meeting.asked())
+            elif meeting.asked() > self._doing:
+                self._answer(meeting.asked())
+            elif meeting.is_unanimous():
+                break
         if self.feed.data is not None:
             self.feed.note(meeting.drawn())
         self._change_is_due = meeting.change_is_wanted()
@@ -513,6 +560,8 @@ class Session:
         self.calls += 1
         self.epoch += 1
         self.position = 0
+        if self._cadence.is_due_at_the_end_of(self.epoch):
+            self._answer(SAVE_NOW)
 
     # Evaluation
 
@@ -581,33 +630,41 @@ class Session:
         directory: Path | str | None = None,
         *,
         extra: Mapping[str, Any] | None = None,
-        keep: int = KEEP,
+        keep: int | None = None,
         wait: bool = False,
     ) -> Path:
-        """Save a complete checkpoint and return the directory that it will be in; the `keep` newest remain.
+        """Save a complete checkpoint and return the directory that it will be in; the `keep` newest remain there.
 
         Training stops for a copy of the state into memory. Another process writes it, and a failure of that is a
         warning; the next save waits for it, and so does the end, where a checkpoint that could not be written is
         an error. With `wait` the checkpoint is on the disk when this returns.
         """
         target = self._checkpoints(directory)
-        began_s = time.monotonic()
 
         def attempt() -> Path:
-            self._pause(SAVE)
-            self._last_save = target, dict(extra or {}), keep
-            resuming.save(self, *self._last_save)
-            telemetry.event("checkpoint", step=self.steps, stopped_s=time.monotonic() - began_s)
+            self._save(target, dict(extra or {}), self._keep if keep is None else keep)
             if wait and (problem := self._saved()):
                 raise CheckpointError(problem)
             return target
 
         return self._call(lambda: attempt, lambda: target)
 
+    def _save(self, target: Path, extra: dict[str, Any], keep: int) -> None:
+        began_s = time.monotonic()
+        self._pause(SAVE)
+        self._write(target, extra, keep)
+        telemetry.event("checkpoint", step=self.steps, stopped_s=time.monotonic() - began_s)
+
+    def _write(self, target: Path, extra: dict[str, Any], keep: int) -> None:
+        """All have paused."""
+        resuming.save(self, target, extra, keep)
+        self._place, self._extra = target, extra
+        self._cadence.mark(steps=self.steps, epochs=self.epoch)
+
     def _saved(self) -> str:
         """When all saves are over: why the last one is not on the disk, if it is not."""
         while (problem := self.saver.outcome()) is None:
-            resuming.save(self, *self._last_save)
+            self._write(self._place or Path(), self._extra, self._keep)
         return problem
 
     def resume(self, directory: Path | str | None = None) -> dict[str, Any] | None:
@@ -617,6 +674,9 @@ class Session:
         def attempt() -> dict[str, Any] | None:
             self._pause(RESUME)
             self.resumed = resuming.resume(self, target)
+            if self.resumed is not None:
+                self._place, self._extra = target, self.resumed
+                self._cadence.mark(steps=self.steps, epochs=self.epoch)
             return self.resumed
 
         return self._call(lambda: attempt, lambda: self.resumed)
@@ -697,6 +757,8 @@ class Session:
 
     def _end_together(self) -> None:
         self._pause(FINISH)
+        if any(row[0] for row in self.world.exchange([float(self._cadence.is_behind(self.steps))])):
+            self._write(self._place or self._checkpoints(None), self._extra, self._keep)
         self._unsaved = self._saved()
         everyone = self.world.exchange(_own_bytes())
         self._total_bytes = [sum(column) for column in zip(*everyone, strict=True)]

@@ -13,6 +13,7 @@ import msgspec
 
 from manyhands import plan as plans
 from manyhands import strategies
+from manyhands.checkpoint.shelf import latest
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import (
     check_workers,
@@ -29,6 +30,8 @@ from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 from manyhands.plan import Plan
 
+TRAIN = ("batch", "optimizer", "seed", "save_every", "keep")  # flags that are words of [train]
+
 EXAMPLES = f"""\
 examples:
   manyhands train                                        the default job: cnn on digits, 2 workers
@@ -36,7 +39,8 @@ examples:
   manyhands train --model mlp:hidden=512-512 --optimizer adamw:lr=0.001
   manyhands train --strategy {strategies.DEFAULT}:topology=ring --workers 4
   manyhands train job.toml --epochs 3                    flags override the file
-  manyhands train --out runs/a --resume                  go on where that run stopped
+  manyhands train --out runs/a --save-every 10min --keep 5
+  manyhands train --out runs/a --resume                  go on where that run stopped, on other --workers if need be
   torchrun --nproc-per-node 2 --no-python manyhands train    joins the world of torchrun, mpirun or Slurm
 
 a spec file has the same words:
@@ -94,6 +98,12 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)"
     )
+    parser.add_argument(
+        "--save-every",
+        metavar="T",
+        help="epoch, 500steps, 10min or never: when to write a checkpoint (default: epoch; and at the end)",
+    )
+    parser.add_argument("--keep", type=int, metavar="N", help="checkpoints that remain (default 3)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --out")
     parser.add_argument("--fetch", action="store_true", help="download published data that is not there yet")
     parser.add_argument(
@@ -160,7 +170,7 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
         check_workers(options.workers, seat)
         cluster |= {"workers": seat.workers, "servers": seat.servers}
-    train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
+    train: dict[str, Any] = {key: given[key] for key in TRAIN if key in given}
     if options.epochs is not None or options.steps is not None:
         # Both say how long: either one given here replaces whatever the file says of both.
         train |= {"epochs": options.epochs, "steps": options.steps}
@@ -176,7 +186,7 @@ def _check_directory(options: argparse.Namespace) -> None:
     """Neither resume from nothing, nor let a new run push the checkpoints of an old one out."""
     if options.out is None:
         return
-    has_checkpoint = (options.out / "checkpoints" / "latest").exists()
+    has_checkpoint = latest(options.out / "checkpoints") is not None
     if options.resume and not has_checkpoint:
         raise UsageError(
             f"there is no checkpoint in {options.out} to resume from; start the run without --resume"

@@ -27,11 +27,11 @@ from tests.end_to_end.commands import Done, manyhands, parameters, same_bits
 VERBS = ("train", "launch", "list", "convert", "doctor")
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
-FLAGS = {"train": 17, "launch": 5, "list": 0, "convert": 2, "doctor": 0}
+FLAGS = {"train": 19, "launch": 5, "list": 0, "convert": 2, "doctor": 0}
 
 SUMMARY = {
     *("samples_per_second", "loss", "accuracy", "steps", "samples", "workers", "bytes_sent", "wall_s"),
-    *("epochs", "hosts", "strategy", "shared_bytes"),
+    *("epochs", "hosts", "strategy", "shared_bytes", "committed"),
 }
 
 
@@ -143,6 +143,8 @@ def files(here: Path) -> Path:
         ("train --resume", ["--resume needs --out"]),
         ("train --resume --out folder", ["no checkpoint in folder"]),
         ("train --resume --out absent", ["no checkpoint in absent"]),
+        ("train --save-every 5", ["save_every='5'", "500 steps"]),
+        ("train --keep 0", ["keep=0"]),
         ("train --out notes.txt", ["notes.txt", "--out"]),
         ("train --out notes.txt/run", ["notes.txt/run", "Not a directory", "--out"]),
         ("train --strategy nope", ["'nope'", *STRATEGIES]),

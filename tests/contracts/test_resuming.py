@@ -1,0 +1,140 @@
+"""Going on from a checkpoint: with the exact next samples, on other workers, from the newest that is whole."""
+
+import functools
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from manyhands import strategies
+from manyhands.cluster.world import World
+from tests.contracts.test_sessions import Numbered, make_session, numbers
+from tests.crew import in_threads
+
+LENGTH = 101
+EVERY_KIND = [
+    "all-reduce",
+    "all-reduce:topology=ring",
+    "double-buffer",
+    "local-sgd:period=3",
+    "gossip",
+    "tournament:every=2",
+    "hogwild",
+    "ad-psgd",
+    "parameter-server:sync",
+    "parameter-server:async",
+    "parameter-server:stale",
+]
+
+
+def leg(world: World, strategy: str, directory: Path, steps: int | None) -> list[int]:
+    """The samples of this worker's steps: so many, or to the end of the epoch; then a checkpoint."""
+    session = make_session(world, strategy)
+    session.resume(directory)
+    used: list[int] = []
+    batches = session.batches(Numbered(LENGTH), batch_size=4)
+    # Where nobody waits for anybody, workers do not come equally far.
+    ahead = 0 if strategies.parse(strategy).lockstep else world.rank
+    for number, batch in enumerate(batches, 1):
+        if number == 2:
+            session.save(directory)  # with a batch in hand that is not used yet
+        session.step(batch)
+        used += numbers(batch)
+        if steps and number == steps + ahead:
+            break
+    batches.close()
+    session.save(directory)
+    session.close()
+    assert session.epoch == (0 if steps else 1)
+    return used
+
+
+@pytest.mark.parametrize("strategy", EVERY_KIND)
+def test_an_epoch_on_three_then_two_then_four_workers_uses_every_sample_once(
+    strategy: str, tmp_path: Path
+) -> None:
+    used: list[int] = []
+    for workers, steps in ((3, 2), (2, 3), (4, None)):
+        work = functools.partial(leg, strategy=strategy, directory=tmp_path, steps=steps)
+        used += [number for each in in_threads(workers, work, strategy=strategy) for number in each]
+    assert sorted(used) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "hogwild", "parameter-server:async"])
+@pytest.mark.parametrize(
+    ("save_every", "expected"),
+    [
+        ("3 steps", [3, 6, 9, 12, 15, 18]),
+        ("epoch", [9, 18]),
+        ("2 epochs", [18]),
+        ("never", []),
+    ],
+)
+def test_a_session_saves_by_itself_and_at_the_end(
+    save_every: str, expected: list[int], strategy: str, tmp_path: Path
+) -> None:
+    def work(world: World) -> None:
+        session = make_session(world, strategy, save_every=save_every, keep=9, out=tmp_path)
+        for _ in range(2):
+            for batch in session.batches(Numbered(LENGTH), batch_size=4):
+                session.step(batch)
+        session.close()
+
+    in_threads(3, work, strategy=strategy)
+    assert sorted(int(path.name[5:]) for path in tmp_path.glob("checkpoints/step-*")) == expected
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "hogwild"])
+def test_one_workers_clock_is_enough_for_all_to_save(strategy: str, tmp_path: Path) -> None:
+    def work(world: World) -> None:
+        session = make_session(world, strategy, save_every="1s" if world.rank == 1 else "never", out=tmp_path)
+        for batch in session.batches(Numbered(LENGTH), batch_size=4):
+            if world.rank == 1 and session.steps == 3:
+                time.sleep(1.0)
+            session.step(batch)
+        session.close()
+
+    in_threads(3, work)
+    saved = sorted(int(path.name[5:]) for path in tmp_path.glob("checkpoints/step-*"))
+    assert len(saved) == 2, "by the clock, and at the end"
+    assert saved[1] == 9
+    if strategy == "all-reduce":
+        assert saved[0] == 4
+
+
+def test_the_session_goes_on_saving_where_it_was_resumed_with_what_was_there(tmp_path: Path) -> None:
+    def work(world: World) -> dict[str, int] | None:
+        session = make_session(world)
+        session.save(tmp_path, extra={"best": 7}, wait=True)
+        session = make_session(world, save_every="2 steps", keep=1)
+        assert session.resume(tmp_path) == {"best": 7}
+        for batch in session.batches(Numbered(16), batch_size=4):
+            session.step(batch)
+        session.close()
+        return make_session(world).resume(tmp_path)
+
+    assert in_threads(2, work) == [{"best": 7}] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {"latest", "step-00000002"}
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(world: World) -> int:
+        session = make_session(world)
+        for batch in session.batches(Numbered(24), batch_size=4):
+            session.step(batch)
+            session.save(tmp_path, wait=True)
+        if world.rank == 0:
+            os.truncate(tmp_path / "step-00000003" / "tensors.safetensors", 100)
+        world.host.barrier()
+        again = make_session(world)
+        again.resume(tmp_path)
+        return again.steps
+
+    assert in_threads(2, work) == [2, 2]
+    said = capfd.readouterr().err
+    assert said.count("warning: ") == 1
+    assert "step-00000003 cannot be used: tensors.safetensors has 100 bytes instead of" in said
+    assert "using step-00000002 instead" in said
