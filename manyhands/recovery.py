@@ -101,7 +101,7 @@ def surviving(session: "Session", attempt: Callable[[], T]) -> T:
         try:
             return attempt()
         except (PeerLost, Regroup) as cause:
-            if session.member is None or not session.strategy.survives:
+            if session.member is None or not session.can_go_on:
                 raise
             _recover(session, session.member, cause)
 

@@ -157,6 +157,8 @@ class Session:
 
     def settle_in(self, world: World, replica: Replica, comm: Comm, servers: Servers | None) -> None:
         """A generation begins."""
+        if self.world is _current:
+            _stay_in(world)
         self.world, self.comm, self.servers = world, comm, servers
         self._replica = replica
         self._change_is_due = False
@@ -170,6 +172,12 @@ class Session:
     @property
     def is_set_up(self) -> bool:
         return self._replica is not None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
+        is_only = all(other is self or other._closed for other in _open_sessions())
+        return self.member is not None and self.strategy.survives and is_only
 
     @property
     def served(self) -> bool:
@@ -704,6 +712,11 @@ def _world() -> World | Station:
         _current = recovery.first_world(_member) if _member else join()
         atexit.register(_leave, os.getpid())
     return _current
+
+
+def _stay_in(world: World) -> None:
+    global _current
+    _current = world
 
 
 _sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were made, the same on all workers

@@ -148,7 +148,7 @@ class Crew:
         on_line: Callable[[int, str], None],
         on_output: Callable[[int, str], None],
         *,
-        arena: bool,
+        arena: bool | int,
         name: Callable[[int], str] = lambda rank: f"worker {rank}",
     ) -> None:
         self.running: list[Worker] = []
@@ -167,8 +167,10 @@ class Crew:
         with contextlib.ExitStack() as stack:
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._inherited: list[int] = []
-            if self._arena:
-                self._inherited.append(os.memfd_create("manyhands", os.MFD_CLOEXEC))
+            if self._arena is not False:
+                is_given = self._arena is not True
+                memory = os.dup(self._arena) if is_given else os.memfd_create("manyhands", os.MFD_CLOEXEC)
+                self._inherited.append(memory)
                 stack.callback(os.close, self._inherited[0])
             self._guard = stack.enter_context(_start_guard())
             stack.callback(self._guard.kill)
@@ -178,6 +180,11 @@ class Crew:
 
     def __exit__(self, *exception: object) -> None:
         self._resources.close()
+
+    @property
+    def memory_fd(self) -> int | None:
+        """The memory that all workers inherit."""
+        return self._inherited[0] if self._inherited else None
 
     @property
     def busy(self) -> bool:

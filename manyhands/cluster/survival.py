@@ -53,7 +53,7 @@ class Survival:
         self._heirs = set(coordination.members)  # those who have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
-        self._left: set[int] = set()
+        self._guests: set[int] = set()  # members that someone else has started
         self._replaced = 0
         self._due: list[tuple[float, int]] = []  # when to start a replacement, and in which place
         crew.listen(coordination, self._hear)
@@ -65,7 +65,6 @@ class Survival:
         """One has ended; says whether the run can go on after that."""
         self._coordination.tell_ended(worker.rank)
         if worker.code == 0:
-            self._left.add(worker.rank)
             return True
         if worker.code > 0:
             return False  # by an error of its own: the others would meet it as well
@@ -122,8 +121,10 @@ class Survival:
                 worker.signal(signal.SIGKILL)
 
     def _tell_generation(self, report: Report) -> None:
-        new = sorted(set(report.members) - self._heirs)
-        self._heirs |= set(report.members) & {worker.rank for worker in self._crew.running}
+        new = sorted(set(report.members) - self._heirs - self._guests)
+        ours = {worker.rank for worker in self._crew.running} | set(self._slots)
+        self._heirs |= set(report.members) & ours
+        self._guests |= set(report.members) - ours
         count = f"{len(report.members)} worker{'' if len(report.members) == 1 else 's'}"
         for death in [one for one in self._untold if one.worker.rank in report.gone]:
             self._untold.remove(death)
@@ -140,8 +141,9 @@ class Survival:
                     "workers": len(report.members),
                 },
             )
-        for number in sorted(self._left & self._heirs):
+        for number in sorted(set(report.left) | (self._guests - set(report.members))):
             self._heirs.discard(number)
+            self._guests.discard(number)
             text = f"worker {number} has left: {count} from step {report.step} on"
             self._on_event(Event(kind="leave", text=text, fields={"rank": number, "step": report.step}))
         for number in new:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import manyhands as mh
 
 LENGTH = 600
+LR = 0.05
 SIGNALS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
@@ -80,7 +81,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     model = net()
-    made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", 0.05))
+    made = optimizer(settings.get("optimizer", "momentum"), model, LR)
     session = mh.session(model, made, watched)
     data = Numbered(LENGTH)
     for _ in range(settings.get("epochs", 2)):

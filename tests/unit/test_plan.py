@@ -31,6 +31,8 @@ consistency = "async"
 
 [cluster]
 workers = 4
+most_workers = 6
+replace = 1
 servers = 2
 threads = 1
 device = "cpu"
@@ -54,7 +56,7 @@ PLAN = Plan(
     model="mlp:hidden=512-256",
     data="synthetic:3x32x32:10,samples=128",
     strategy="parameter-server:consistency=async",
-    cluster=Cluster(workers=4, servers=2, threads=1, device="cpu"),
+    cluster=Cluster(workers=4, most_workers=6, replace=1, servers=2, threads=1, device="cpu"),
     train=Train(
         epochs=3,
         steps=7,
