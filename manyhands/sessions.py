@@ -164,6 +164,7 @@ class Session:
             host=host,
             neighbours=Neighbours(self.world.host) if self.strategy.open_replica else None,
             together=self.strategy.lockstep,
+            factored=len(self.world.hosts) == 1,
             lanes=lanes,
             clip_norm=clip_norm,
             agree=comm.copy_ if self.strategy.synchronous else None,
