@@ -6,7 +6,7 @@ all workers of just these rows, while they are in its cache, right before it upd
 never written, nor added up (sufficient factors: Xie et al. 2014; Poseidon, Zhang et al. 2017).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,8 +49,10 @@ class Factors:
         self._spilled = host.allocate(shape[0] * shape[1], torch.uint8).view(shape).numpy()
         self._spill: dict[int, Tensor] = {}
 
-    def __contains__(self, index: int) -> bool:
-        return index in self._slots
+    @property
+    def layers(self) -> Collection[int]:
+        """The parameters whose gradients may come as factors."""
+        return self._slots.keys()
 
     def begin(self) -> None:
         self._rows[:, self._mine] = 0
@@ -149,13 +151,15 @@ def _operands(
 
 
 def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """An ordinary product on the way to a gradient: no mixed precision, no function transforms."""
+    """An ordinary product on the way to a gradient: no mixed precision, no function transforms, nothing that will be
+    computed again on the way back (checkpointing), where nobody watches."""
     return (
         weight.requires_grad
         and torch.is_grad_enabled()
         and input.dtype == weight.dtype
         and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     )
 
 

@@ -71,7 +71,7 @@ class Gradients:
         self._on_ready = on_ready
         if self.factors:
             # Spans that leave before the others' backward passes have ended are added up as they come.
-            self._factored = () if on_ready else self.factors
+            self._factored = self.factors.layers if not on_ready else ()
             self.factors.begin()
         self._all_here = False
         self._private_bytes = 0
@@ -118,9 +118,8 @@ class Gradients:
     def arrive_late(self) -> None:
         """Parameters of which only earlier batches of this step have offered factors."""
         if self.factors and self._factored:
-            for index in range(len(self.arrived)):
-                if index in self.factors and not self.arrived[index] and self.factors.has(index):
-                    self.arrived[index] = 1
+            for index in self.factors.layers:
+                self.arrived[index] |= self.factors.has(index)
 
     def _arrive_again(self, index: int, grad: Tensor) -> None:
         """Re-entrant checkpointing runs several backward passes in one, each with a part of the gradient."""

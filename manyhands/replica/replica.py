@@ -201,6 +201,11 @@ class Replica:
         return self._gradients.arrived
 
     @property
+    def takes_factors(self) -> bool:
+        """Whether gradients of some layers come as factors."""
+        return self._gradients.factors is not None
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         return self.layout.spans
 
@@ -258,7 +263,7 @@ class Replica:
         factors = self._gradients.factors
         if factors is None:
             return nullcontext()
-        weights = {id(param): index for index, param in enumerate(self.parameters) if index in factors}
+        weights = {id(self.parameters[index]): index for index in factors.layers}
         return LinearLayers(weights, self._offer)
 
     def _offer(self, index: int, inputs: Tensor, outputs: Tensor) -> bool:
