@@ -104,7 +104,14 @@ class Session:
         if isinstance(world, Station):
             assert self.strategy.rule is not None
             served.be_a_server(
-                world, model, optimizer, self.strategy.rule, clip_norm, self.strategy.cached, self.out
+                world,
+                model,
+                optimizer,
+                self.strategy.rule,
+                clip_norm,
+                self.strategy.cached,
+                self.out,
+                survives=local.INVITATION in os.environ,
             )
         number = world.rank if world.seat.number is None else world.seat.number
         self.world = world
@@ -274,7 +281,7 @@ class Session:
         def finish(loss: float) -> None:
             self._finish(loss, meeting, share, meets)
 
-        together = self.strategy.lockstep and (meets or self.replica.is_shared)
+        together = self.strategy.lockstep and (meets or not self.replica.is_own)
         with self._transaction(finish, together=together) as transaction:
             transaction.loss = self.strategy.step(self.replica, self.comm, share)
             self.replica.settle()
@@ -285,7 +292,7 @@ class Session:
         self, finish: Callable[[float], None], *, together: bool
     ) -> Iterator[recovery.Transaction]:
         """Something that, where all do it together, counts for all or for none, should one of them die in it."""
-        guarded = self.member is not None and together and not self.replica.is_shared
+        guarded = self.member is not None and together and self.replica.is_own
         transaction = recovery.Transaction(
             undo=Undo(self.replica) if guarded else None, finish=finish, loss=self.last_loss
         )

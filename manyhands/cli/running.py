@@ -96,6 +96,8 @@ def elastic_terms(
     """How the run may change while it goes on; None if it has to end when a worker dies."""
     if not strategy.survives or most == 1:
         return None
+    if strategy.rule is not None:
+        most = workers  # the memory that workers share with servers has room for no more
     stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
     return Elastic(most=most, replace=REPLACE if replace is None else replace, stall_s=stall_s)
 

@@ -191,6 +191,10 @@ class Crew:
         """Whether any worker runs or will."""
         return bool(self.running or self._unhatched)
 
+    @property
+    def is_hatching(self) -> bool:
+        return bool(self._unhatched)
+
     def start(self, command: list[str], environ: dict[str, str]) -> int:
         """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us; its number."""
         with _Ends(self.size) as ends:

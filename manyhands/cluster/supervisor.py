@@ -180,6 +180,8 @@ def _watch(
             borne = [one for one in exits if survival.is_worker(one.rank) and survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
             survived += [worker for worker in borne if worker.code != 0]
+            if exits and not survival.goes_on() and not deaths and not new:
+                crew.stop(_AFTER_DEATH_S)  # servers, for which nobody is left
         if new and not deaths:
             blame_at = time.monotonic() + _BLAME_S
         # Of those that went at the same time, a signal is a cause and an exit code perhaps its consequence.

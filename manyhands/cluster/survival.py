@@ -53,6 +53,8 @@ class Survival:
         self._heirs = set(coordination.members)  # those who have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
+        self._leavers: set[int] = set()
+        self._has_finished = False
         self._guests: set[int] = set()  # members that someone else has started
         self._replaced = 0
         self._due: list[tuple[float, int]] = []  # when to start a replacement, and in which place
@@ -65,6 +67,7 @@ class Survival:
         """One has ended; says whether the run can go on after that."""
         self._coordination.tell_ended(worker.rank)
         if worker.code == 0:
+            self._has_finished = self._has_finished or worker.rank not in self._leavers
             return True
         if worker.code > 0:
             return False  # by an error of its own: the others would meet it as well
@@ -74,7 +77,7 @@ class Survival:
         self._untold.append(_Death(worker=worker, how=how, at_s=time.monotonic()))
         self._heirs.discard(worker.rank)
         if not self._heirs & {other.rank for other in self._crew.running}:
-            return False  # nobody has the parameters any more
+            return self._has_finished  # else nobody has the parameters any more
         if self._replaced < self._elastic.replace:
             delay_s = (
                 min(FIRST_DELAY_S * 2 ** (self._replaced - 1), LONGEST_DELAY_S) if self._replaced else 0.0
@@ -82,6 +85,10 @@ class Survival:
             self._due.append((time.monotonic() + delay_s, self._slots[worker.rank]))
             self._replaced += 1
         return True
+
+    def goes_on(self) -> bool:
+        """Whether any worker runs or will."""
+        return self._crew.is_hatching or any(self.is_worker(one.rank) for one in self._crew.running)
 
     def tick(self) -> None:
         """Start what is due."""
@@ -144,6 +151,7 @@ class Survival:
         for number in sorted(set(report.left) | (self._guests - set(report.members))):
             self._heirs.discard(number)
             self._guests.discard(number)
+            self._leavers.add(number)
             text = f"worker {number} has left: {count} from step {report.step} on"
             self._on_event(Event(kind="leave", text=text, fields={"rank": number, "step": report.step}))
         for number in new:

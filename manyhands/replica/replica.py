@@ -471,6 +471,11 @@ class Replica:
         """Whether the workers of the host have this replica in common."""
         return self._home is not None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this worker alone has it, all of it."""
+        return self._home is None and self.lent is None
+
     def let_go(self) -> None:
         """The model's gradients go elsewhere from now on; its parameters stay here."""
         for hook in self._hooks.values():

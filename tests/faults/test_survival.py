@@ -83,3 +83,13 @@ def test_a_worker_dies_under_other_strategies(strategy: str, tmp_path: Path) -> 
     check(ran, faults, {1})
     if "ring" in strategy:
         check_numbers(ran, "momentum")
+
+
+@pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])
+def test_a_worker_dies_under_servers(consistency: str, tmp_path: Path) -> None:
+    strategy = "parameter-server:" + consistency.replace(":", ",")
+    faults = [Fault(0, 13), Fault(2, 33)]
+    ran = harness.run(tmp_path, faults, strategy=strategy, servers=2)
+    check(ran, faults, {1})
+    if consistency == "sync":
+        check_numbers(ran, "momentum")

@@ -43,6 +43,7 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
         rank=rank,
         size=whole_number(environ, SIZE),
         number=number,
+        first_workers=workers,
         members=tuple(range(workers)) if INVITATION in environ else (),
         is_new=is_new,
         launcher="manyhands",
