@@ -49,6 +49,7 @@ def compose(
         host=host,
         neighbours=Neighbours(world.host) if strategy.open_replica else None,
         together=strategy.lockstep,
+        factored=len(world.hosts) == 1,
         lanes=lanes,
         clip_norm=clip_norm,
         agree=comm.copy_ if strategy.synchronous else None,

@@ -40,6 +40,7 @@ class Feed:
         self._everyone: Sequence[int] = ()  # rounds that each worker had used at the last meeting
         self._shuffle = True
         self._batch = self._round_samples = 1
+        self._is_over = False  # the epoch of the ledger
         self._is_joining = False  # in the middle of a loop that others have begun
 
     def begin(
@@ -54,15 +55,20 @@ class Feed:
         if self._is_joining:
             self._is_joining = False
             return
+        is_left = ledger and is_same and ledger.epoch == epoch and ledger.length == len(data)
+        is_alike = batch == self._batch and batch * full == self._round_samples
         self._batch, self._shuffle = batch, shuffle
         self._round_samples = batch * full
-        if ledger and is_same and ledger.epoch == epoch and ledger.length == len(data):
-            # A loop that was left early: what was drawn in steps is used, and the rest is dealt again.
-            ledger.commit(self._everyone or [self.drawn] * workers)
+        if is_left and is_alike:
+            # A loop that was left early goes on after what is in steps; nobody need know how far the others are.
+            self.drawn = self.used
+            return
+        if ledger and is_left:
+            ledger.commit(self._everyone or [self.used] * workers)
         else:
             self.ledger = Ledger(len(data), seed=seed, epoch=epoch, shuffle=shuffle)
             self.ledger.committed = self._resumed
-        self._resumed = []
+        self._resumed, self._is_over = [], False
         self.deal(workers)
 
     def deal(self, workers: int, held: Sequence[Ranges] = ()) -> None:
@@ -97,7 +103,7 @@ class Feed:
         """This worker's batches, one for every round."""
         assert self.ledger is not None
         ledger, data, epoch = self.ledger, self.data, self.ledger.epoch
-        for number in range(dealing.rounds):
+        for number in range(self.drawn, dealing.rounds):
             places = dealing.share(number, worker)
             if len(places):
                 yield gather(data, ledger.samples(places), epoch)
@@ -123,12 +129,18 @@ class Feed:
         if tally["never"]:
             return False
         self.tally.update(tally)
+        self._is_over = True
         return True
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether an epoch was begun and has samples left."""
+        return self.ledger is not None and not self._is_over
+
+    @property
     def committed(self) -> Ranges:
-        """Of the epoch that is under way."""
-        return self.ledger.committed if self.ledger else self._resumed
+        """Of the epoch that is under way, or comes next."""
+        return self.ledger.committed if self.ledger and not self._is_over else self._resumed
 
     def resume(self, committed: Ranges) -> None:
         self.ledger, self._resumed = None, committed

@@ -71,6 +71,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         train = self.train
         for name, value in (
             ("workers", self.cluster.workers),
+            ("most_workers", self.cluster.most_workers),
             ("threads", self.cluster.threads),
             ("epochs", train.epochs),
             ("steps", train.steps),
@@ -82,6 +83,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
         intervals.parse(train.save_every)
+        replace, most = self.cluster.replace, self.cluster.most_workers
+        if replace is not None and replace < 0:
+            raise UsageError(f"replace={replace}: it must be 0 or more")
+        if most is not None and most < self.cluster.workers:
+            raise UsageError(f"most_workers={most} is below workers={self.cluster.workers}; leave it out")
         if train.clip_norm is not None and not train.clip_norm > 0:
             raise UsageError(
                 f"clip_norm={train.clip_norm:g}: it must be above 0; leave it out to clip nothing"

@@ -101,7 +101,7 @@ def surviving(session: "Session", attempt: Callable[[], T]) -> T:
         try:
             return attempt()
         except (PeerLost, Regroup) as cause:
-            if session.member is None or not session.strategy.survives:
+            if session.member is None or not session.can_go_on:
                 raise
             _recover(session, session.member, cause)
 
@@ -137,6 +137,8 @@ def _next(session: "Session", member: Member) -> Turn:
     lost = tuple(members[rank] for rank in session.world.host.gone()) if members else ()
     turn = member.next(commits=session.commits, steps=session.steps, lost=lost)
     if member.number not in turn.members:
+        if session.servers:
+            session.servers.drop()
         session.leave_run()
         sys.exit(0)
     return turn
@@ -144,9 +146,11 @@ def _next(session: "Session", member: Member) -> Turn:
 
 def _settle(session: "Session", turn: Turn) -> None:
     """Whether what was under way counts: all decide alike."""
-    transaction, session.transaction = session.transaction, None
     if not session.strategy.lockstep:
         session.settle_alone()
+    if session.served:
+        return  # the servers know
+    transaction, session.transaction = session.transaction, None
     if turn.last_commits > session.commits:
         if transaction and transaction.is_done:
             transaction.complete()
@@ -178,11 +182,19 @@ def enter(session: "Session", turn: Turn | None) -> None:
     have = [bool(row[0]) for row in rows]
     if old is not None:
         old.let_go()
+    rounds = session.servers.rounds if session.servers else 0
+    if session.servers and world is not old_world:
+        session.servers.drop()
     replica, comm, servers = compose(
         session.model, session.optimizer, session.loss, world, session.strategy, session.clip_norm
     )
+    if servers and old is not None and session.transaction:
+        if servers.rounds > rounds:
+            session.transaction.complete()
+        session.transaction = None
     if any(have):
-        inherit(replica, old, comm, world, have)
+        if servers is None:
+            inherit(replica, old, comm, world, have)
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
         source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
         told = world.gather(_record(session) if world.rank == source else b"")[source]

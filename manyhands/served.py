@@ -35,6 +35,7 @@ def be_a_server(
     clip_norm: float | None,
     cached: bool,
     out: Path | None,
+    survives: bool,
 ) -> NoReturn:
     """Serve until the run ends, and end with it: a server has no more of the script to run."""
     seat = station.seat
@@ -43,7 +44,7 @@ def be_a_server(
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if out:
         telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
-    serve(station, model, optimizer, rule, clip_norm=clip_norm, cached=cached)
+    serve(station, model, optimizer, rule, clip_norm=clip_norm, cached=cached, survives=survives)
     if out:
         telemetry.close()
     raise SystemExit(0)
@@ -82,8 +83,21 @@ def join(
     if line is not None:
         line.bind(replica)
     world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line
-    _begin(line, replica, world)
+    if world.seat.generation:
+        _go_on(line, replica, world)
+    else:
+        _begin(line, replica, world)
     return replica, world.comm, line
+
+
+def _go_on(line: Servers | None, replica: Replica, world: World) -> None:
+    """The servers have the parameters; see that all have made the same steps, and take over what they have."""
+    spread(replica, world.comm, world)
+    assert line is not None
+    rounds = line.resolve() if world.rank == 0 else 0
+    line.rounds = int(world.exchange([float(rounds)])[0][0])
+    line.pull()
+    world.comm.sum_of(0.0)
 
 
 def _begin(line: Servers | None, replica: Replica, world: World) -> None:

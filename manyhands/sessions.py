@@ -126,7 +126,14 @@ class Session:
         if isinstance(world, Station):
             assert self.strategy.rule is not None
             served.be_a_server(
-                world, model, optimizer, self.strategy.rule, clip_norm, self.strategy.cached, self.out
+                world,
+                model,
+                optimizer,
+                self.strategy.rule,
+                clip_norm,
+                self.strategy.cached,
+                self.out,
+                survives=local.INVITATION in os.environ,
             )
         number = world.rank if world.seat.number is None else world.seat.number
         self.world = world
@@ -187,6 +194,8 @@ class Session:
 
     def settle_in(self, world: World, replica: Replica, comm: Comm, servers: Servers | None) -> None:
         """A generation begins."""
+        if self.world is _current:
+            _stay_in(world)
         self.world, self.comm, self.servers = world, comm, servers
         self.saver.world = world
         self._replica = replica
@@ -201,6 +210,12 @@ class Session:
     @property
     def is_set_up(self) -> bool:
         return self._replica is not None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
+        is_only = all(other is self or other._closed for other in _open_sessions())
+        return self.member is not None and self.strategy.survives and is_only
 
     @property
     def served(self) -> bool:
@@ -261,6 +276,8 @@ class Session:
 
     def _call(self, make: Callable[[], Callable[[], T]], otherwise: Callable[[], T]) -> T:
         """The same, for what all scripts do equally often: what was done before this worker came it passes over."""
+        if self.feed.data is not None or self._is_in_own_loop:
+            return self._surviving(make)  # a loop counts as one, whatever is done in it
         calls = self.calls
         if calls < self.caught_up_at:
             self.calls += 1
@@ -301,7 +318,7 @@ class Session:
         def finish(loss: float) -> None:
             self._finish(loss, meeting, share, meets)
 
-        together = self.strategy.lockstep and (meets or self.replica.is_shared)
+        together = self.strategy.lockstep and (meets or not self.replica.is_own)
         with self._transaction(finish, together=together) as transaction:
             transaction.loss = self.strategy.step(self.replica, self.comm, share)
             self.replica.settle()
@@ -312,7 +329,7 @@ class Session:
         self, finish: Callable[[float], None], *, together: bool
     ) -> Iterator[recovery.Transaction]:
         """Something that, where all do it together, counts for all or for none, should one of them die in it."""
-        guarded = self.member is not None and together and not self.replica.is_shared
+        guarded = self.member is not None and together and self.replica.is_own
         transaction = recovery.Transaction(
             undo=Undo(self.replica) if guarded else None, finish=finish, loss=self.last_loss
         )
@@ -451,7 +468,7 @@ class Session:
                 self._answer(meeting.asked())
             elif meeting.is_unanimous():
                 break
-        if self.feed.data is not None:
+        if self.feed.is_under_way:
             self.feed.note(meeting.drawn())
         self._change_is_due = meeting.change_is_wanted()
         if not self.strategy.lockstep:
@@ -812,6 +829,11 @@ def _world() -> World | Station:
         _current = recovery.first_world(_member) if _member else join()
         atexit.register(_leave, os.getpid())
     return _current
+
+
+def _stay_in(world: World) -> None:
+    global _current
+    _current = world
 
 
 _sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were made, the same on all workers

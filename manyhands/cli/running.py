@@ -1,5 +1,6 @@
 """What `train` and `launch` have in common: a run directory, workers, a live display, one clear end."""
 
+import argparse
 import os
 import re
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 from manyhands import strategies
 from manyhands.cli.progress import Progress
 from manyhands.cluster import coordination, cores, supervisor
+from manyhands.cluster import invite as invites
 from manyhands.cluster.coordination import Elastic
+from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS, Seat
 from manyhands.cluster.survival import Event
 from manyhands.errors import UsageError
@@ -93,8 +96,51 @@ def elastic_terms(
     """How the run may change while it goes on; None if it has to end when a worker dies."""
     if not strategy.survives or most == 1:
         return None
+    if strategy.rule is not None:
+        most = workers  # the memory that workers share with servers has room for no more
     stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
     return Elastic(most=most, replace=REPLACE if replace is None else replace, stall_s=stall_s)
+
+
+def worker_range(text: str) -> tuple[int, int]:
+    """`4`, or `2:6` for 2 workers to which others may come until there are 6."""
+    first, colon, last = text.partition(":")
+    try:
+        least = int(first)
+        most = int(last) if colon else least
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor a range like 2:6") from None
+    if colon and most < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: the second number must not be below the first")
+    return least, most
+
+
+def join_run(address: str, command: list[str]) -> int:
+    """Be one more worker of a run on this host, until it ends."""
+    invite = invites.read(address)
+    memory_fd = invite.open_memory()
+    run = Path(address).resolve()
+    environ = {
+        local.INVITATION: invite.invitation.text(),
+        local.IS_NEW: "1",
+        local.NUMBER: str(os.getpid()),
+        local.SIZE: str(invite.workers),
+        **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
+    }
+    try:
+        outcome = supervisor.run(
+            command or invite.command,
+            workers=1,
+            layout=cores.layout(1),
+            environ=environ,
+            run_dir=run,
+            arena=memory_fd,
+            on_tick=lambda: None,
+            on_line=lambda rank, line: print(line, file=sys.stderr, flush=True),
+        )
+    finally:
+        os.close(memory_fd)
+    return _end(outcome)
 
 
 def run_workers(
@@ -150,6 +196,11 @@ def run_workers(
             on_event=on_event,
         )
         progress.refresh()
+    return _end(outcome)
+
+
+def _end(outcome: supervisor.Outcome) -> int:
+    """Say how it ended, if it did not end well."""
     if not outcome.ok:
         refusal = [line for line in outcome.tail if line.startswith("error: ")]
         if outcome.exit_code == 2 and refusal:

@@ -23,6 +23,7 @@ from manyhands.cli.running import (
     new_run,
     run_workers,
     with_servers,
+    worker_range,
 )
 from manyhands.cluster import cores
 from manyhands.cluster.launchers import local
@@ -30,6 +31,7 @@ from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 from manyhands.plan import Plan
 
+CLUSTER = ("workers", "most_workers", "servers", "threads", "device")  # flags that are words of [cluster]
 TRAIN = ("batch", "optimizer", "seed", "save_every", "keep")  # flags that are words of [train]
 
 EXAMPLES = f"""\
@@ -77,7 +79,10 @@ def add_to(verbs: Any) -> None:
         "--strategy", metavar="S", help="a name of `list strategies`, with settings after a colon"
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes that compute gradients (default 2)"
+        "--workers",
+        type=worker_range,
+        metavar="N",
+        help="processes that compute gradients (default 2); 2:6 lets others join up to 6",
     )
     parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
@@ -164,11 +169,13 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     else:
         plan = Plan()
     given = {key: value for key, value in vars(options).items() if value is not None}
+    if options.workers is not None:
+        given["workers"], given["most_workers"] = options.workers
     top = {key: given[key] for key in ("model", "data", "strategy") if key in given}
-    cluster = {key: given[key] for key in ("workers", "servers", "threads", "device") if key in given}
+    cluster = {key: given[key] for key in CLUSTER if key in given}
     if seat.launcher != "alone":
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
-        check_workers(options.workers, seat)
+        check_workers(given.get("workers"), seat)
         cluster |= {"workers": seat.workers, "servers": seat.servers}
     train: dict[str, Any] = {key: given[key] for key in TRAIN if key in given}
     if options.epochs is not None or options.steps is not None:

@@ -26,6 +26,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     last_commits: Number  # and the one that has come furthest
     steps: Number  # and how many steps that were
     gone: Members  # since the generation before
+    left: Members  # of their own accord
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):

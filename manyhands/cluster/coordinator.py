@@ -51,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The generation that has begun, and made its first step."""
     members: list[int] = []
     gone: list[int] = []
+    left: list[int] = []
     step: int = 0
     """The first step of that generation: begun anew, if somebody died in it."""
     noticed_s: float = 0.0
@@ -163,6 +164,7 @@ class Coordinator:
                     generation=turn.generation,
                     members=list(turn.members),
                     gone=list(turn.gone),
+                    left=list(turn.left),
                     step=turn.steps + 1,
                     noticed_s=self._noticed_s or 0.0,
                     resumed_s=time.monotonic(),

@@ -148,7 +148,7 @@ class Crew:
         on_line: Callable[[int, str], None],
         on_output: Callable[[int, str], None],
         *,
-        arena: bool,
+        arena: bool | int,
         name: Callable[[int], str] = lambda rank: f"worker {rank}",
     ) -> None:
         self.running: list[Worker] = []
@@ -167,8 +167,10 @@ class Crew:
         with contextlib.ExitStack() as stack:
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._inherited: list[int] = []
-            if self._arena:
-                self._inherited.append(os.memfd_create("manyhands", os.MFD_CLOEXEC))
+            if self._arena is not False:
+                is_given = self._arena is not True
+                memory = os.dup(self._arena) if is_given else os.memfd_create("manyhands", os.MFD_CLOEXEC)
+                self._inherited.append(memory)
                 stack.callback(os.close, self._inherited[0])
             self._guard = stack.enter_context(_start_guard())
             stack.callback(self._guard.kill)
@@ -180,9 +182,18 @@ class Crew:
         self._resources.close()
 
     @property
+    def memory_fd(self) -> int | None:
+        """The memory that all workers inherit."""
+        return self._inherited[0] if self._inherited else None
+
+    @property
     def busy(self) -> bool:
         """Whether any worker runs or will."""
         return bool(self.running or self._unhatched)
+
+    @property
+    def is_hatching(self) -> bool:
+        return bool(self._unhatched)
 
     def start(self, command: list[str], environ: dict[str, str]) -> int:
         """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us; its number."""

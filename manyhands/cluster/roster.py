@@ -98,4 +98,5 @@ class Roster:
             last_commits=max(commits),
             steps=max(one.steps for one in reports),
             gone=gone,
+            left=tuple(one.member for one in reports if one.leaving),
         )

@@ -36,6 +36,8 @@ class Seat:
     generation: int = 0
     members: tuple[int, ...] = ()
     """The numbers of all workers, by rank, where they may change."""
+    first_workers: int | None = None
+    """How many workers the run began with."""
     is_new: bool = False
     """Whether the run has begun without this worker, so that rank and size are not known yet."""
 
@@ -54,6 +56,11 @@ class Seat:
     @property
     def workers(self) -> int:
         return self.size - self.servers
+
+    @property
+    def rows(self) -> int:
+        """How many workers the memory that they share with servers has room for, whoever is there now."""
+        return self.workers if self.first_workers is None else self.first_workers
 
     @property
     def server(self) -> int | None:

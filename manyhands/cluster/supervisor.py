@@ -57,7 +57,7 @@ def run(
     on_output: Callable[[int, str], None] | None = None,
     prefix: Callable[[int], list[str]] | None = None,
     load: str | None = None,
-    arena: bool = True,
+    arena: bool | int = True,
     servers: int = 0,
     elastic: "Elastic | None" = None,
     on_event: "Callable[[Event], None]" = lambda event: None,
@@ -69,7 +69,8 @@ def run(
     `on_line` gets what they say on standard error, and on standard output unless `on_output` takes that.
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
     and must replace itself by it, as `nice` and `ip netns exec` do. With `load` and without a prefix, workers are forks
-    of one process that has imported that module. With `elastic` the run survives the death of workers, and `on_event`
+    of one process that has imported that module. `arena` is whether they share memory, or the memory that they share
+    with others. With `elastic` the run survives the death of workers, and `on_event`
     hears what happened. Call this from the main thread: signals go there, and the workers die with it.
     """
     ours = {local.SIZE: str(workers + servers), local.LAUNCHER_PID: str(os.getpid())}
@@ -96,6 +97,18 @@ def run(
 
         survival = None
         if elastic and coordination:
+            if elastic.most > workers and run_dir is not None and crew.memory_fd is not None:
+                from manyhands.cluster.invite import Invite, published
+
+                invite = Invite(
+                    invitation=coordination.invitation,
+                    command=command,
+                    strategy=environ.get(local.STRATEGY),
+                    workers=workers,
+                    launcher=os.getpid(),
+                    memory_fd=crew.memory_fd,
+                )
+                stack.enter_context(published(run_dir, invite))
             from manyhands.cluster.survival import Survival
 
             survival = Survival(
@@ -167,6 +180,8 @@ def _watch(
             borne = [one for one in exits if survival.is_worker(one.rank) and survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
             survived += [worker for worker in borne if worker.code != 0]
+            if exits and not survival.goes_on() and not deaths and not new:
+                crew.stop(_AFTER_DEATH_S)  # servers, for which nobody is left
         if new and not deaths:
             blame_at = time.monotonic() + _BLAME_S
         # Of those that went at the same time, a signal is a cause and an exit code perhaps its consequence.

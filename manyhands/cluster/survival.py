@@ -53,7 +53,9 @@ class Survival:
         self._heirs = set(coordination.members)  # those who have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
-        self._left: set[int] = set()
+        self._leavers: set[int] = set()
+        self._has_finished = False
+        self._guests: set[int] = set()  # members that someone else has started
         self._replaced = 0
         self._due: list[tuple[float, int]] = []  # when to start a replacement, and in which place
         crew.listen(coordination, self._hear)
@@ -65,7 +67,7 @@ class Survival:
         """One has ended; says whether the run can go on after that."""
         self._coordination.tell_ended(worker.rank)
         if worker.code == 0:
-            self._left.add(worker.rank)
+            self._has_finished = self._has_finished or worker.rank not in self._leavers
             return True
         if worker.code > 0:
             return False  # by an error of its own: the others would meet it as well
@@ -75,7 +77,7 @@ class Survival:
         self._untold.append(_Death(worker=worker, how=how, at_s=time.monotonic()))
         self._heirs.discard(worker.rank)
         if not self._heirs & {other.rank for other in self._crew.running}:
-            return False  # nobody has the parameters any more
+            return self._has_finished  # else nobody has the parameters any more
         if self._replaced < self._elastic.replace:
             delay_s = (
                 min(FIRST_DELAY_S * 2 ** (self._replaced - 1), LONGEST_DELAY_S) if self._replaced else 0.0
@@ -83,6 +85,10 @@ class Survival:
             self._due.append((time.monotonic() + delay_s, self._slots[worker.rank]))
             self._replaced += 1
         return True
+
+    def goes_on(self) -> bool:
+        """Whether any worker runs or will."""
+        return self._crew.is_hatching or any(self.is_worker(one.rank) for one in self._crew.running)
 
     def tick(self) -> None:
         """Start what is due."""
@@ -122,8 +128,10 @@ class Survival:
                 worker.signal(signal.SIGKILL)
 
     def _tell_generation(self, report: Report) -> None:
-        new = sorted(set(report.members) - self._heirs)
-        self._heirs |= set(report.members) & {worker.rank for worker in self._crew.running}
+        new = sorted(set(report.members) - self._heirs - self._guests)
+        ours = {worker.rank for worker in self._crew.running} | set(self._slots)
+        self._heirs |= set(report.members) & ours
+        self._guests |= set(report.members) - ours
         count = f"{len(report.members)} worker{'' if len(report.members) == 1 else 's'}"
         for death in [one for one in self._untold if one.worker.rank in report.gone]:
             self._untold.remove(death)
@@ -140,8 +148,10 @@ class Survival:
                     "workers": len(report.members),
                 },
             )
-        for number in sorted(self._left & self._heirs):
+        for number in sorted(set(report.left) | (self._guests - set(report.members))):
             self._heirs.discard(number)
+            self._guests.discard(number)
+            self._leavers.add(number)
             text = f"worker {number} has left: {count} from step {report.step} on"
             self._on_event(Event(kind="leave", text=text, fields={"rank": number, "step": report.step}))
         for number in new:

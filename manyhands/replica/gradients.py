@@ -9,7 +9,7 @@ Autograd finishes gradients roughly in the order of the flat vector, and turns a
 only has to know how far the one before it has come, which is one number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
+from manyhands.replica.factors import Factors
 from manyhands.replica.layout import Layout, Span
 
 KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients for the owners' late additions
@@ -28,8 +29,17 @@ Piece = tuple[Tensor, int, int]  # where to add, and which elements of the param
 class Gradients:
     """One step's gradients of this worker on their way into `total`; `owners[i]` is the worker that owns span i."""
 
-    def __init__(self, layout: Layout, total: Tensor, owners: Sequence[int], host: Host | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        total: Tensor,
+        owners: Sequence[int],
+        host: Host | None,
+        factors: Factors | None = None,
+    ) -> None:
         self.total = total
+        self.factors = factors
+        self._factored: Container[int] = ()  # parameters whose gradients come as factors in this step
         self.arrived = bytearray(len(layout.places))
         self._layout = layout
         self._index, self._workers = (host.index, host.size) if host else (0, 1)
@@ -59,6 +69,10 @@ class Gradients:
         """A new step; `on_ready` is told of each owned span as soon as it is complete, in their order."""
         self.arrived[:] = bytes(len(self.arrived))
         self._on_ready = on_ready
+        if self.factors:
+            # Spans that leave before the others' backward passes have ended are added up as they come.
+            self._factored = self.factors.layers if not on_ready else ()
+            self.factors.begin()
         self._all_here = False
         self._private_bytes = 0
         self._turn = 0  # the next turn to take
@@ -66,8 +80,28 @@ class Gradients:
         self._completed = bytearray(len(self._layout.spans))
         self._to_announce = list(self._owned) if on_ready else []
 
-    def arrive(self, index: int, grad: Tensor) -> None:
-        """A parameter's gradient is there, and will not change any more; takes possession of it."""
+    def offer(self, index: int, inputs: Tensor, outputs: Tensor) -> bool:
+        """Factors of a part of a parameter's gradient; says whether they are taken."""
+        if index not in self._factored:
+            return False
+        assert self.factors is not None
+        self.factors.add(index, inputs, outputs)
+        return True
+
+    def arrive(self, index: int, grad: Tensor | None) -> None:
+        """A parameter's gradient is there, and will not change any more; takes possession of it.
+
+        Without a matrix, all of it has been offered as factors.
+        """
+        if index in self._factored:
+            assert self.factors is not None
+            self.arrived[index] = 1
+            if grad is not None:
+                self.factors.spill(index, grad)
+            self._take_turns()
+            return
+        if grad is None:
+            return
         if self.arrived[index]:
             self._arrive_again(index, grad)
             return
@@ -80,6 +114,12 @@ class Gradients:
             while self._private_bytes > 2 * self._kept_limit and self._wait_for_turn():
                 self._take_turns()
                 self._add_own()
+
+    def arrive_late(self) -> None:
+        """Parameters of which only earlier batches of this step have offered factors."""
+        if self.factors and self._factored:
+            for index in self.factors.layers:
+                self.arrived[index] |= self.factors.has(index)
 
     def _arrive_again(self, index: int, grad: Tensor) -> None:
         """Re-entrant checkpointing runs several backward passes in one, each with a part of the gradient."""
@@ -109,6 +149,11 @@ class Gradients:
                 self._add_own()
         if self._progress:
             self._steps_done += self._turn_count + 1
+            if self.factors and self.factors.spills:
+                with telemetry.timed("wait"):
+                    for peer in range(self._index):
+                        self._progress.wait_for(peer, self._steps_done)
+                self.factors.pour()
             self._progress.publish(self._steps_done)
             with telemetry.timed("wait"):
                 self._progress.wait(self._steps_done)
@@ -123,7 +168,7 @@ class Gradients:
             if number and not self._is_my_turn(turn):
                 break
             grad = self._private[index]
-            for into, start, stop in self._turns[index][number]:
+            for into, start, stop in () if index in self._factored else self._turns[index][number]:
                 if grad is None:
                     if not number:
                         into.zero_()
@@ -180,6 +225,8 @@ class Gradients:
         if self._completed[span.index]:
             return
         self._completed[span.index] = 1
+        if self._by_factors(span, self.total[span.slice]) is not None:
+            return
         with telemetry.timed("exchange"):
             for index in span.places:
                 if index >= self._next_own:
@@ -196,6 +243,9 @@ class Gradients:
             self.complete(span)
             return self.total[span.slice]
         self._completed[span.index] = 1
+        scratch = self._scratch[: span.stop - span.start]
+        if self._by_factors(span, scratch) is not None:
+            return scratch
         with telemetry.timed("exchange"):
             grad = self._private[span.places[0]]
             if self._workers == 1 and len(span.places) == 1 and grad is not None:
@@ -204,13 +254,19 @@ class Gradients:
                     self._drop_after(span)
                     return grad[start:stop]
             # Through memory that stays in the cache, where the optimizer will read it.
-            scratch = self._scratch[: span.stop - span.start]
             for start, stop in self._gaps[span.index]:
                 scratch[start:stop].zero_()
             for index in span.places:
                 self._add_into(scratch, span, index)
             self._drop_after(span)
             return scratch
+
+    def _by_factors(self, span: Span, into: Tensor) -> Tensor | None:
+        if span.places[0] not in self._factored:
+            return None
+        assert self.factors is not None
+        with telemetry.timed("compute"):
+            return self.factors.sum_of(span, into)
 
     def _add_into(self, scratch: Tensor, span: Span, index: int) -> None:
         """As `_add_last`, with the result elsewhere."""

@@ -21,6 +21,7 @@ class Shape:
     shape: tuple[int, ...]
     group: int  # the optimizer's parameter group
     whole: bool = False  # may not be split: its update or its gradients need all of it together
+    by_rows: bool = False  # a matrix whose spans hold whole rows of it and nothing else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Place:
     shape: tuple[int, ...]
     group: int
     whole: bool
+    by_rows: bool
     start: int
     stop: int
 
@@ -68,6 +70,7 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
                 shape=shape.shape,
                 group=shape.group,
                 whole=shape.whole,
+                by_rows=shape.by_rows,
                 start=at,
                 stop=at + size,
             )
@@ -76,15 +79,20 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
     pieces = max(1, -(-at // span_elements))
     pieces = -(-pieces // lanes) * lanes
     limit = max(_aligned(-(-at // pieces)), SMALLEST_SPAN)
-    return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit)), length=at)
+    return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit, lanes)), length=at)
 
 
-def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
+def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[Span]:
     """Spans of at most `limit` elements; only a parameter that must stay whole may make a longer one."""
     edges = [0]
     for place in places:
         end = place.start + _aligned(place.stop - place.start)
-        if place.whole:
+        if place.by_rows:
+            if place.start > edges[-1]:
+                edges.append(place.start)
+            edges += _row_edges(place, limit, lanes)
+            edges.append(end)
+        elif place.whole:
             if end - edges[-1] > limit and place.start > edges[-1]:
                 edges.append(place.start)
             if end - edges[-1] >= limit:
@@ -103,6 +111,15 @@ def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
         )
         for index, (start, stop) in enumerate(itertools.pairwise(edges))
     ]
+
+
+def _row_edges(place: Place, limit: int, lanes: int) -> list[int]:
+    """Where to cut a matrix between its rows, so that every lane gets about as many of them."""
+    height, width = place.shape
+    pieces = -(-height * width // limit)
+    pieces = -(-pieces // lanes) * lanes
+    cuts = sorted({height * piece // pieces for piece in range(1, pieces)} - {0, height})
+    return [place.start + row * width for row in cuts]
 
 
 def _aligned(size: int) -> int:

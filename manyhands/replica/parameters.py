@@ -1,6 +1,6 @@
 """Which parameters of a model are trained, and what kind they are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +42,26 @@ def sparse_ids(model: nn.Module) -> set[int]:
     }
 
 
-def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, lanes: int) -> Layout:
-    """Where the trained parameters lie in the flat vector: the same on everyone who has the same model."""
+def lay_out_model(
+    model: nn.Module, optimizer: Optimizer, *, span_bytes: int, lanes: int, by_rows: Collection[int] = ()
+) -> Layout:
+    """Where the trained parameters lie in the flat vector: the same on everyone who has the same model.
+
+    Of the matrices whose ids are in `by_rows`, those that fill several spans are cut between rows.
+    """
     names, params = trained(model, optimizer)
     _, dtype = one_type(params)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     sparse = sparse_ids(model)
     whole = not is_element_wise(optimizer)
     shapes = [
-        Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
+        Shape(
+            name=name,
+            shape=tuple(p.shape),
+            group=group_of[id(p)],
+            whole=whole or id(p) in sparse,
+            by_rows=not whole and id(p) in by_rows and p.nbytes >= 2 * span_bytes,
+        )
         for name, p in zip(names, params, strict=True)
     ]
     return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)

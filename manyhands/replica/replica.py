@@ -9,7 +9,7 @@ is the same code.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from manyhands import telemetry
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
+from manyhands.replica.factors import Factors, LinearLayers, linear_weights
 from manyhands.replica.gradients import Gradients, OnReady
 from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
@@ -74,6 +75,7 @@ class Replica:
         host: Host | None = None,
         neighbours: Neighbours | None = None,
         together: bool = True,
+        factored: bool = False,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -102,7 +104,11 @@ class Replica:
         self.lanes = lanes or self._workers
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
-        self.layout = lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes)
+        # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
+        by_rows = linear_weights(model) if factored and self._workers > 1 and not lent else set()
+        self.layout = lay_out_model(
+            model, optimizer, span_bytes=span_bytes, lanes=self.lanes, by_rows=by_rows
+        )
         # Flat order is last parameter first.
         self._names.reverse()
         self.parameters.reverse()
@@ -116,6 +122,7 @@ class Replica:
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
         self._last_part = False
+        self._passes_back = False
         self._clip_is_due = False
         self._deferred: list[Span] = []
         self._hooks: dict[int, Any] = {}
@@ -133,7 +140,10 @@ class Replica:
         self.params = lent.params if lent else claim(length, dtype)
         total = lent.grads if lent else self._vector(length, dtype)
         owners = [self._owner(span) for span in self.spans]
-        self._gradients = Gradients(self.layout, total, owners, self._host)
+        factors = None
+        if self._host and any(place.by_rows for place in self.layout.places):
+            factors = Factors(self.layout, total, self._host)
+        self._gradients = Gradients(self.layout, total, owners, self._host, factors)
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
@@ -191,6 +201,11 @@ class Replica:
         return self._gradients.arrived
 
     @property
+    def takes_factors(self) -> bool:
+        """Whether gradients of some layers come as factors."""
+        return self._gradients.factors is not None
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         return self.layout.spans
 
@@ -229,17 +244,35 @@ class Replica:
         """
         self._begin(on_ready)
         value = 0.0
-        with telemetry.timed("compute"):
+        with telemetry.timed("compute"), self._watched():
             for number, (batch, samples) in enumerate(share.parts, start=1):
                 loss = self._loss(self.model, batch)
                 weight = samples / share.total()
                 self._last_part = number == len(share.parts)
+                self._passes_back = True
                 # Weighting the loss weights every gradient, at no cost.
                 loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+                self._passes_back = False
                 value += loss.item() * samples
         self._end()
         self.steps += 1
         return value / share.samples if share.samples else float("nan")
+
+    def _watched(self) -> AbstractContextManager[object]:
+        """While the gradients of large linear layers are taken as factors."""
+        factors = self._gradients.factors
+        if factors is None:
+            return nullcontext()
+        weights = {id(self.parameters[index]): index for index in factors.layers}
+        return LinearLayers(weights, self._offer)
+
+    def _offer(self, index: int, inputs: Tensor, outputs: Tensor) -> bool:
+        """Called by autograd in place of making a large gradient; the user's own passes get theirs as usual."""
+        if not self._passes_back or not self._gradients.offer(index, inputs, outputs):
+            return False
+        if self._last_part:
+            self._gradients.arrive(index, None)
+        return True
 
     def _begin(self, on_ready: OnReady | None) -> None:
         self._gradients.begin(on_ready)
@@ -264,6 +297,7 @@ class Replica:
         for index, param in enumerate(self.parameters):
             if param.grad is not None:  # used by an earlier batch of this step and not by the last one
                 self._arrive(index, param)
+        self._gradients.arrive_late()
         self._last_part = False
         arrived = self._gradients.arrived
         missing = len(arrived) - sum(arrived)
@@ -436,6 +470,11 @@ class Replica:
     def is_shared(self) -> bool:
         """Whether the workers of the host have this replica in common."""
         return self._home is not None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this worker alone has it, all of it."""
+        return self._home is None and self.lent is None
 
     def let_go(self) -> None:
         """The model's gradients go elsewhere from now on; its parameters stay here."""

@@ -57,7 +57,7 @@ def own_vectors(
 ) -> Vectors:
     """The vectors of the worker that speaks with the servers: this one, or another of its host for it."""
     near = near_servers(seat, neighbours)
-    memory = scheme.memory(arena, seat.workers)
+    memory = scheme.memory(arena, seat.rows)
     length, dtype = scheme.layout.length, scheme.dtype
     return Vectors(
         params=memory.params if len(near) == seat.servers else allocate(length, dtype),
@@ -81,7 +81,7 @@ def connect(
 ) -> Servers:
     """A worker's end; every server must be starting as well."""
     near = near_servers(seat, neighbours)
-    memory = scheme.memory(arena, seat.workers) if near else None
+    memory = scheme.memory(arena, seat.rows) if near else None
     lines: list[Line] = []
     if len(near) < seat.servers:
         from manyhands.servers.wire import WireLine, make_keys  # a run on one host does without ZeroMQ
@@ -106,6 +106,8 @@ def connect(
         in_place=len(near) == seat.servers,
         clip_norm=clip_norm,
         digest=scheme.digest,
+        generation=seat.generation,
+        workers=seat.workers,
     )
 
 
@@ -118,9 +120,10 @@ def serve(
     clip_norm: float | None = None,
     cached: bool = False,
     group_bytes: int = GROUP_BYTES,
+    survives: bool = False,
 ) -> None:
     """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, rule, clip_norm, cached, group_bytes)
+    server = _server(station, model, optimizer, rule, clip_norm, cached, group_bytes, survives)
     try:
         server.run()
     finally:
@@ -135,6 +138,7 @@ def _server(
     clip_norm: float | None,
     cached: bool,
     group_bytes: int,
+    survives: bool,
 ) -> Server:
     seat, neighbours = station.seat, station.neighbours
     index = seat.server
@@ -149,7 +153,7 @@ def _server(
         require_memory(
             vectors * length * scheme.dtype.itemsize, "parameters, optimizer state and the workers' gradients"
         )
-    memory = scheme.memory(station.arena, seat.workers)
+    memory = scheme.memory(station.arena, seat.rows)
     params = memory.params
     _, trained_params = trained(model, optimizer)
     if params.device != trained_params[0].device:
@@ -190,4 +194,4 @@ def _server(
         ports.append(port)
     for param in model.parameters():
         param.data = torch.empty(0)  # its values come from worker 0, and live in the flat vector
-    return Server(shard, ports, near=near, workers=workers, digest=scheme.digest)
+    return Server(shard, ports, near=near, workers=workers, digest=scheme.digest, survives=survives)

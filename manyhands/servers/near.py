@@ -76,6 +76,7 @@ class NearPort:
         self._listener.setblocking(False)
         self._strangers: list[_Inbox] = []
         self._workers: dict[int, _Inbox] = {}
+        self._generation = 0
 
     def fds(self) -> Iterator[int]:
         yield self._listener.fileno()
@@ -114,8 +115,13 @@ class NearPort:
             if content is None:
                 return
             said = request(content)
-            if not isinstance(said, Hello) or said.secret != self._secret or said.worker in self._workers:
+            if not isinstance(said, Hello) or said.secret != self._secret:
                 raise NotAMessage("the wrong secret")
+            if said.generation > self._generation:
+                yield from self._last_words()
+                self._generation = said.generation
+            if said.worker in self._workers or said.generation < self._generation:
+                raise NotAMessage("somebody else's place")
         except (EOFError, NotAMessage):
             telemetry.count("strangers", 1)
             self._strangers.remove(inbox)
@@ -125,8 +131,24 @@ class NearPort:
         self._workers[said.worker] = inbox
         yield said.worker, content, None
 
+    def _last_words(self) -> Iterator[Said]:
+        """All that the workers of a generation that is over have left to be read."""
+        for worker, inbox in self._workers.items():
+            with contextlib.suppress(EOFError):
+                while (content := inbox.take(wait=False)) is not None:
+                    yield worker, content, None
+            inbox.link.close()
+        self._workers.clear()
+
+    def hang_up(self) -> None:
+        """Whoever waits for an answer waits in vain; what the workers have sent can still be read."""
+        for inbox in self._workers.values():
+            with contextlib.suppress(OSError):
+                inbox.link.shutdown(socket.SHUT_WR)
+
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionError):  # noticed when we next listen to it
+        # That it is gone is noticed when we next listen to it.
+        with contextlib.suppress(BrokenPipeError, ConnectionError, KeyError):
             _send(self._workers[worker].link, content)
 
     def forget(self, worker: int) -> None:

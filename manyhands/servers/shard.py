@@ -20,6 +20,7 @@ from manyhands.servers.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.messages import (
     Answer,
     AskReport,
+    AskStanding,
     AskState,
     Done,
     Finish,
@@ -31,7 +32,9 @@ from manyhands.servers.messages import (
     Put,
     Report,
     Request,
+    Resolve,
     Scale,
+    Standing,
     State,
     Values,
 )
@@ -111,6 +114,35 @@ class Shard:
         self._staleness_told: Counter[int] = Counter()
         self._leads_told: Counter[int] = Counter()
         self._count = 0
+        self._begun: list[Due] | None = (
+            None  # by a generation that is over, until it is known whether it counts
+        )
+        self._begun_by = 0
+
+    def regroup(self, workers: Sequence[int]) -> None:
+        """Other workers come; what those before had gathered waits until it is known whether it counts."""
+        if self._begun is None:
+            self._begun, self._begun_by = self._clocks.begun(), len(self._clocks.workers)
+            if self._held:
+                self._clocks.rounds -= 1  # gathered, but not applied
+                self._held.clear()
+        self._unanswered.clear()
+        self._clocks = self._clocks.regrouped(workers)
+
+    def _standing(self) -> Standing:
+        begun = self._begun or []
+        complete = all(len(due.workers) == self._begun_by for due in begun) and len(begun) == len(
+            self._groups
+        )
+        return Standing(rounds=self._clocks.rounds, is_complete=complete and bool(begun))
+
+    def _resolve(self, counts: bool) -> None:
+        begun, self._begun = self._begun or [], None
+        if counts and begun:
+            list(self._apply_all(begun))
+            self._clocks.rounds += 1
+        self._gradients.clear()
+        self._unanswered.clear()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -150,6 +182,11 @@ class Shard:
         elif isinstance(message, GiveState):
             spans = [span for group in self._groups.values() for span in group.spans]
             self._updates.restore(spans, states.unpack(message.states))
+            yield worker, Done(number=message.number), None
+        elif isinstance(message, AskStanding):
+            yield worker, self._standing(), None
+        elif isinstance(message, Resolve):
+            self._resolve(message.counts)
             yield worker, Done(number=message.number), None
         elif isinstance(message, AskReport):
             yield worker, self.report(), None

@@ -118,6 +118,10 @@ class WirePort:
         """A worker that has said goodbye may close its connection."""
         self._identities.pop(worker, None)
 
+    def hang_up(self) -> None:
+        """Between hosts a run ends with its first death."""
+        raise PeerLost("a worker of another host is gone")
+
     def close(self) -> None:
         self._socket.disable_monitor()
         for part in (self._monitor, self._door, self._socket):

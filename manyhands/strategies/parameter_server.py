@@ -50,7 +50,10 @@ class ParameterServer(Strategy):
             return stale(DEFAULT_BOUND if self.bound is None else self.bound)
         return SYNC if self.consistency == "sync" else ASYNC
 
-    survives: ClassVar[bool] = False  # servers do not know yet how to do without a worker
+    @property
+    def survives(self) -> bool:
+        """Where one worker speaks for others, nobody could speak in its place."""
+        return not self.cache
 
     @property
     def synchronous(self) -> bool:

@@ -62,6 +62,41 @@ def test_an_epoch_on_three_then_two_then_four_workers_uses_every_sample_once(
 
 
 @pytest.mark.parametrize("strategy", ["all-reduce", "hogwild", "parameter-server:async"])
+def test_after_an_epoch_the_next_one_is_whole(strategy: str, tmp_path: Path) -> None:
+    def work(world: World) -> list[int]:
+        session = make_session(world, strategy)
+        resumed = session.resume(tmp_path) is not None
+        used = [number for batch in session.batches(Numbered(LENGTH), batch_size=4) for number in numbers(batch)]
+        session.save(tmp_path, wait=True)
+        assert session.epoch == 1 + resumed
+        return used
+
+    for _ in range(2):
+        used = in_threads(2, work, strategy=strategy)
+        assert sorted(number for each in used for number in each) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "parameter-server:async"])
+def test_workers_that_leave_a_loop_at_different_points_go_on_with_their_own(strategy: str) -> None:
+    def work(world: World) -> list[int]:
+        session = make_session(world, strategy)
+        data, used = Numbered(LENGTH), []
+        for steps in (1 + world.rank, 2, None):
+            batches = session.batches(data, batch_size=4)
+            for number, batch in enumerate(batches, 1):
+                session.step(batch)
+                used += numbers(batch)
+                if number == steps:
+                    break
+            batches.close()
+        session.close()
+        return used
+
+    used = in_threads(3, work, strategy=strategy)
+    assert sorted(number for each in used for number in each) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "hogwild", "parameter-server:async"])
 @pytest.mark.parametrize(
     ("save_every", "expected"),
     [
@@ -85,22 +120,23 @@ def test_a_session_saves_by_itself_and_at_the_end(
     assert sorted(int(path.name[5:]) for path in tmp_path.glob("checkpoints/step-*")) == expected
 
 
-@pytest.mark.parametrize("strategy", ["all-reduce", "hogwild"])
-def test_one_workers_clock_is_enough_for_all_to_save(strategy: str, tmp_path: Path) -> None:
-    def work(world: World) -> None:
+@pytest.mark.parametrize(("strategy", "others"), [("all-reduce", 4), ("hogwild", 9)])
+def test_one_workers_clock_is_enough_for_all_to_save(strategy: str, others: int, tmp_path: Path) -> None:
+    """The others notice it in the same step or, where nobody waits for anybody, while they wait at the end."""
+
+    def work(world: World) -> int:
         session = make_session(world, strategy, save_every="1s" if world.rank == 1 else "never", out=tmp_path)
         for batch in session.batches(Numbered(LENGTH), batch_size=4):
             if world.rank == 1 and session.steps == 3:
                 time.sleep(1.0)
             session.step(batch)
+        saved_at = session._cadence._saved["steps"]
         session.close()
+        return saved_at
 
-    in_threads(3, work)
-    saved = sorted(int(path.name[5:]) for path in tmp_path.glob("checkpoints/step-*"))
-    assert len(saved) == 2, "by the clock, and at the end"
-    assert saved[1] == 9
-    if strategy == "all-reduce":
-        assert saved[0] == 4
+    assert in_threads(3, work) == [others, 4, others]
+    saved = {int(path.name[5:]) for path in tmp_path.glob("checkpoints/step-*")}
+    assert saved == {others, 9}, "by the clock, and at the end"
 
 
 def test_the_session_goes_on_saving_where_it_was_resumed_with_what_was_there(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def run(
     *,
     workers: int = 3,
     strategy: str = "all-reduce",
+    servers: int = 0,
     replace: int = 0,
     most: int | None = None,
     stall_s: float = 10.0,
@@ -107,7 +108,7 @@ def run(
     outcome = supervisor.run(
         [str(SCRIPT), str(folder), json.dumps({"faults": inside, **settings})],
         workers=workers,
-        layout=cores.layout(workers, 1),
+        layout=cores.layout(workers, 1, servers),
         environ={"MANYHANDS_STRATEGY": strategy, "OMP_NUM_THREADS": "1"},
         run_dir=None,
         load="manyhands.sessions",
@@ -115,6 +116,7 @@ def run(
         on_line=lambda rank, line: lines.append(f"[{rank}] {line}"),
         elastic=Elastic(most=most or workers, replace=replace, stall_s=stall_s),
         on_event=events.append,
+        servers=servers,
     )
     logs = _logs(folder)
     fired += [
@@ -126,6 +128,8 @@ def run(
         )
     ]
     assert outcome.ok, (outcome, lines[-30:], [event.text for event in events])
+    pids = {log[0]["pid"] for log in logs.values()}
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a process is left"
     return Ran(outcome=outcome, events=events, fired=fired, folder=folder, logs=logs)
 
 

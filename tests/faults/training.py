@@ -12,14 +12,26 @@ import torch
 from torch import Tensor, nn
 
 import manyhands as mh
+from manyhands import data as data_sets
+from manyhands import models
 
 LENGTH = 600
+LR = 0.05
 SIGNALS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
     "segfault": signal.SIGSEGV,
     "leave": signal.SIGUSR1,
 }
+
+
+class Digits:
+    """The digits of the package; parts of them are enough to see whether something was lost."""
+
+    def __init__(self) -> None:
+        found = data_sets.load("digits", seed=0)
+        self.train, self.test = found.train, found.test
+        self.model = lambda: models.build("mlp:hidden=64", found.shape, found.classes)
 
 
 class Numbered:
@@ -52,8 +64,10 @@ def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     return made
 
 
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    inputs, targets, _ = batch
+def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    inputs, targets = batch[:2]
+    if targets.dtype == torch.int64:
+        return nn.functional.cross_entropy(model(inputs), targets)
     return nn.functional.mse_loss(model(inputs), targets)
 
 
@@ -68,7 +82,7 @@ def main() -> None:
     note(kind="start", pid=os.getpid())
     todo = [(when, kind) for who, when, kind in settings["faults"] if who == number]
 
-    def watched(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def watched(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         value = loss(model, batch)
         time.sleep(settings.get("pause_s", 0.0))
         for when, kind in list(todo):
@@ -79,17 +93,22 @@ def main() -> None:
         return value
 
     torch.set_num_threads(1)
-    model = net()
-    made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", 0.05))
+    torch.manual_seed(0)
+    digits = Digits() if settings.get("digits") else None
+    model = digits.model() if digits else net()
+    made = optimizer(settings.get("optimizer", "momentum"), model, LR)
     session = mh.session(model, made, watched)
-    data = Numbered(LENGTH)
+    data: Any = digits.train if digits else Numbered(LENGTH)
     for _ in range(settings.get("epochs", 2)):
         for batch in session.batches(data, batch_size=8):
-            note(kind="step", step=session.steps + 1, ids=batch[2].tolist())
+            note(kind="step", step=session.steps + 1, ids=[] if digits else batch[2].tolist())
             session.step(batch)
             note(kind="made", step=session.steps)
-        if settings.get("evaluate", True):
+        if not digits:
             note(kind="evaluated", loss=session.evaluate(data)["loss"], epoch=session.epoch)
+    accuracy = (
+        session.evaluate(digits.test, measures={"accuracy": mh.accuracy})["accuracy"] if digits else None
+    )
     session.close()
     torch.save(nn.utils.parameters_to_vector(model.parameters()).detach(), folder / f"params-{number}.pt")
     note(
@@ -100,6 +119,7 @@ def main() -> None:
         epoch=session.epoch,
         tally=dict(session.feed.tally),
         workers=session.world.size,
+        accuracy=accuracy,
     )
 
 

@@ -33,6 +33,8 @@ consistency = "async"
 
 [cluster]
 workers = 4
+most_workers = 6
+replace = 1
 servers = 2
 threads = 1
 device = "cpu"
@@ -57,7 +59,7 @@ PLAN = Plan(
     model="mlp:hidden=512-256",
     data="synthetic:3x32x32:10,samples=128",
     strategy="parameter-server:consistency=async",
-    cluster=Cluster(workers=4, servers=2, threads=1, device="cpu"),
+    cluster=Cluster(workers=4, most_workers=6, replace=1, servers=2, threads=1, device="cpu"),
     train=Train(
         epochs=3,
         steps=7,
@@ -113,7 +115,7 @@ def test_a_file_that_says_nothing_is_the_default_job(tmp_path: Path) -> None:
 def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     flags = from_flags(
         *("--model", "mlp:hidden=512-256", "--data", "synthetic:3x32x32:10,samples=128"),
-        *("--strategy", "parameter-server:consistency=async", "--workers", "4", "--servers", "2"),
+        *("--strategy", "parameter-server:consistency=async", "--workers", "4:6", "--servers", "2"),
         *("--threads", "1", "--device", "cpu"),
         *("--epochs", "3", "--steps", "7", "--batch", "16", "--optimizer", "adamw:lr=0.001", "--seed", "11"),
         *("--save-every", "500 steps", "--keep", "5"),
@@ -122,7 +124,9 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
         field: getattr(PLAN.train, field)
         for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment")
     }
-    assert msgspec.structs.replace(flags, train=msgspec.structs.replace(flags.train, **only_in_files)) == PLAN
+    cluster = msgspec.structs.replace(flags.cluster, replace=PLAN.cluster.replace)
+    train = msgspec.structs.replace(flags.train, **only_in_files)
+    assert msgspec.structs.replace(flags, cluster=cluster, train=train) == PLAN
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
@@ -131,7 +135,7 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     expected = msgspec.structs.replace(
         PLAN,
         model="lenet",
-        cluster=msgspec.structs.replace(PLAN.cluster, workers=2),
+        cluster=msgspec.structs.replace(PLAN.cluster, workers=2, most_workers=2),
         train=msgspec.structs.replace(PLAN.train, batch=8, seed=5),
     )
     assert plan == expected
@@ -305,7 +309,7 @@ def test_what_cannot_be_an_interval_is_refused_with_examples(text: str) -> None:
 def test_a_multiple_that_was_passed_is_due() -> None:
     cadence = Cadence(intervals.parse("100 steps"))
     cadence.mark(steps=130, epochs=1)  # went on from there
-    assert [step for step in range(131, 350) if cadence.is_due(steps=step, epochs=9)][0] == 200
+    assert next(step for step in range(131, 350) if cadence.is_due(steps=step, epochs=9)) == 200
     cadence.mark(steps=203, epochs=1)
     assert not cadence.is_due(steps=299, epochs=9)
     assert cadence.is_due(steps=300, epochs=9)

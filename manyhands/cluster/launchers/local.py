@@ -14,6 +14,8 @@ STRATEGY = "MANYHANDS_STRATEGY"
 LAUNCHER_PID = "MANYHANDS_LAUNCHER_PID"
 INVITATION = "MANYHANDS_INVITATION"
 """How to reach the coordinator, where the run has one."""
+NUMBER = "MANYHANDS_NUMBER"
+"""By which people know this worker, where that is not its first rank."""
 IS_NEW = "MANYHANDS_IS_NEW"
 """Set where the run has begun without this worker."""
 
@@ -31,15 +33,17 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
     """The seat that our supervisor gave, if it did."""
     if RANK not in environ:
         return None
-    number = whole_number(environ, RANK)
+    first = whole_number(environ, RANK)
+    number = whole_number(environ, NUMBER) if NUMBER in environ else first
     is_new = IS_NEW in environ
     workers = whole_number(environ, SIZE) - int(environ.get(SERVERS) or 0)
-    rank = 0 if is_new else number
+    rank = 0 if is_new else first
     store = environ.get(STORE)
     return Seat(
         rank=rank,
         size=whole_number(environ, SIZE),
         number=number,
+        first_workers=workers,
         members=tuple(range(workers)) if INVITATION in environ else (),
         is_new=is_new,
         launcher="manyhands",
