@@ -8,8 +8,8 @@ from manyhands.errors import UsageError
 STEP, END_OF_DATA, EVALUATE, SAVE, RESUME, FINISH = range(6)
 WORDS = ("steps", "has reached the end of its data", "evaluates", "saves", "resumes", "finishes")
 
-# What a worker asks all others to do with it, once the step is made.
-NOTHING, SAVE_NOW = range(2)
+# What a worker asks all others to do with it, once the step is made; the later includes the earlier.
+NOTHING, SAVE_NOW, LEAVE = range(3)
 
 Rows = list[
     list[float]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import torch
@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from manyhands import intervals, recovery, resuming, served, strategies, telemetry
 from manyhands.checkpoint.putting import KEEP
-from manyhands.cluster import worker
+from manyhands.cluster import leaving, worker
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.launchers import local
 from manyhands.cluster.member import Member, Regroup
@@ -40,6 +40,7 @@ from manyhands.meeting import (
     END_OF_DATA,
     EVALUATE,
     FINISH,
+    LEAVE,
     NOTHING,
     RESUME,
     SAVE,
@@ -82,6 +83,7 @@ def session(
     newest remain. `strategy` is for scripts that insist on one; normally the launcher chooses.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
+    leaving.listen()
     made = Session(
         model,
         optimizer,
@@ -420,6 +422,8 @@ class Session:
 
     def _wish(self, purpose: int, steps: int) -> int:
         """What this worker asks all others to do with it, after so many steps."""
+        if leaving.is_asked() and purpose not in (RESUME, FINISH):
+            return LEAVE
         is_due = purpose == STEP and self._cadence.is_due(steps=steps, epochs=self.epoch)
         return max(self._doing, SAVE_NOW if is_due else NOTHING)
 
@@ -429,9 +433,28 @@ class Session:
             return
         before, self._doing = self._doing, asked
         try:
+            if asked == LEAVE:
+                self._save_and_leave()
             self._save(self._place or self._checkpoints(None), self._extra, self._keep)
         finally:
             self._doing = before
+
+    def _save_and_leave(self) -> NoReturn:
+        """The machine is about to be taken away."""
+        place = self._place or (self.out / "checkpoints" if self.out else None)
+        has_place = self.world.exchange([float(place is not None)])[0][0]
+        if has_place:
+            self._save(place or Path(), self._extra, self._keep)
+            if problem := self._saved():
+                raise CheckpointError(problem)
+        if self.world.rank == 0:
+            what = f"saved step {self.steps} in {place}" if has_place else "there is no directory to save in"
+            print(f"asked to leave: {what}", file=sys.stderr, flush=True)
+        self._closed = True
+        telemetry.event("end", step=self.steps)
+        if self.servers is not None:
+            self.servers.close()
+        raise SystemExit(local.EXIT_LEFT if has_place else local.EXIT_TERMINATED)
 
     def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
         """Workers with data must agree; a worker without follows them, since it may own spans all the same."""
@@ -769,8 +792,10 @@ class Session:
             temporary = self.out / ".summary.json"
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.summary())))
             temporary.replace(self.out / "summary.json")
-        if self.out and all(other is self or other._closed for other in _open_sessions()):
-            telemetry.close()
+        if all(other is self or other._closed for other in _open_sessions()):
+            leaving.stop_listening()
+            if self.out:
+                telemetry.close()
 
     def _end_together(self) -> None:
         self._pause(FINISH)

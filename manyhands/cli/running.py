@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -137,6 +138,7 @@ def join_run(address: str, command: list[str]) -> int:
             arena=memory_fd,
             on_tick=lambda: None,
             on_line=lambda rank, line: print(line, file=sys.stderr, flush=True),
+            ask=signal.SIGUSR1,  # this worker alone: the run goes on without it
         )
     finally:
         os.close(memory_fd)
@@ -201,7 +203,9 @@ def run_workers(
 
 def _end(outcome: supervisor.Outcome) -> int:
     """Say how it ended, if it did not end well."""
-    if not outcome.ok:
+    if outcome.exit_code == local.EXIT_LEFT:
+        print(outcome.message, file=sys.stderr)
+    elif not outcome.ok:
         refusal = [line for line in outcome.tail if line.startswith("error: ")]
         if outcome.exit_code == 2 and refusal:
             print(refusal[-1], file=sys.stderr)

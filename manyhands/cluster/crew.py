@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from manyhands.cluster import nursery
+from manyhands.cluster import leaving, nursery
 from manyhands.cluster.launchers import local
 from manyhands.errors import ManyhandsError
 
@@ -337,7 +337,12 @@ class Crew:
         self._kill_at = time.monotonic() + grace_s
         self._forget_unhatched()
         for worker in self.running:
-            worker.signal(signal.SIGTERM)
+            worker.signal(leaving.END)
+
+    def ask_to_leave(self, number: int = leaving.ASK) -> None:
+        """Let every worker finish what it is doing, save and leave."""
+        for worker in self.running:
+            worker.signal(number)
 
     def kill(self) -> None:
         """End every worker, and what it has started, now."""

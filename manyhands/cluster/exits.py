@@ -9,6 +9,8 @@ def describe_exit(code: int) -> str:
     """An exit code of `subprocess` (negative for a signal) in words."""
     if code == local.EXIT_TERMINATED:
         return "told to end by SIGTERM (exit code 143)"
+    if code == local.EXIT_LEFT:
+        return "asked to leave, and saved first (exit code 75)"
     if code == local.EXIT_PEER_LOST:
         return "it lost another worker (exit code 70)"
     if code >= 0:

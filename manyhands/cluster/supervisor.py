@@ -15,21 +15,28 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from manyhands.cluster import leaving
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.crew import Crew, Worker
+from manyhands.cluster.events import Event
 from manyhands.cluster.exits import describe_exit
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
 
 if TYPE_CHECKING:
     from manyhands.cluster.coordination import Coordination, Elastic
-    from manyhands.cluster.survival import Event, Survival
+    from manyhands.cluster.survival import Survival
 
 _TICK_S = 0.125
 _AFTER_DEATH_S = 1.0
 _AFTER_INTERRUPT_S = 3.0
 # A worker that lost its peer can be seen to exit before the peer itself: wait this long for the one to blame.
 _BLAME_S = 0.5
+
+_LEAVING = Event(
+    kind="leaving",
+    text="SIGTERM: the workers finish their step, save and leave; a second signal ends them at once",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +67,8 @@ def run(
     arena: bool | int = True,
     servers: int = 0,
     elastic: "Elastic | None" = None,
-    on_event: "Callable[[Event], None]" = lambda event: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    ask: int = leaving.ASK,
 ) -> Outcome:
     """Run `command` (a script or `-m` and a module, with its arguments) in every process until all have ended.
 
@@ -70,8 +78,9 @@ def run(
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
     and must replace itself by it, as `nice` and `ip netns exec` do. With `load` and without a prefix, workers are forks
     of one process that has imported that module. `arena` is whether they share memory, or the memory that they share
-    with others. With `elastic` the run survives the death of workers, and `on_event`
-    hears what happened. Call this from the main thread: signals go there, and the workers die with it.
+    with others. With `elastic` the run survives the death of workers, and `on_event` hears what happened. Call this
+    from the main thread: signals go there, and the workers die with it. The first SIGTERM asks them to save and leave,
+    by the signal `ask`; the second one, and any other, ends them.
     """
     ours = {local.SIZE: str(workers + servers), local.LAUNCHER_PID: str(os.getpid())}
     ours[SERVERS] = str(servers)
@@ -123,7 +132,7 @@ def run(
         else:
             for rank in range(len(environs)):
                 start(rank)
-        return _watch(crew, workers, servers, signals, on_tick, survival)
+        return _watch(crew, workers, servers, signals, on_tick, survival, on_event, ask)
 
 
 def _coordinate(workers: int, elastic: "Elastic") -> "Coordination":
@@ -155,27 +164,38 @@ def _watch(
     signals: "_Signals",
     on_tick: Callable[[], None],
     survival: "Survival | None",
+    on_event: Callable[[Event], None],
+    ask: int,
 ) -> Outcome:
     deaths: list[Worker] = []  # those that the run does not survive
     survived: list[Worker] = []
-    finished = False
+    left: list[Worker] = []  # those that have saved first
+    finished = is_leaving = False
     blame_at = tick_at = 0.0
     while crew.busy:
         now = time.monotonic()
         if now >= tick_at:
             on_tick()
-            if survival and not crew.stopping:
+            if survival and not crew.stopping and not is_leaving:
                 survival.tick()
             tick_at = now + _TICK_S
-        if signals.count == 1:
-            crew.stop(_AFTER_INTERRUPT_S)
-        elif signals.count > 1:
+        if signals.count > 1:
             crew.kill()
+        elif signals.number == signal.SIGTERM and not crew.is_hatching:
+            if not is_leaving:
+                is_leaving = True
+                crew.ask_to_leave(ask)
+                on_event(_LEAVING)
+        elif signals.count == 1:
+            crew.stop(_AFTER_INTERRUPT_S)
         exits = crew.wait(tick_at - now)
         if crew.stopping:
             continue
         finished = finished or any(worker.code == 0 for worker in exits)
-        new = [worker for worker in exits if worker.code != 0]
+        left += [worker for worker in exits if worker.code == local.EXIT_LEFT]
+        new = [worker for worker in exits if worker.code not in (0, local.EXIT_LEFT)]
+        if is_leaving:
+            new = [worker for worker in new if _innocence(worker) != 1]  # it had nothing to save
         if survival:
             borne = [one for one in exits if survival.is_worker(one.rank) and survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
@@ -190,8 +210,16 @@ def _watch(
             crew.stop(_AFTER_DEATH_S)
     if survival:
         survival.finish()
+    if left and (not deaths or _innocence(_first(deaths)) > 0):
+        return Outcome(
+            ok=False,
+            exit_code=local.EXIT_LEFT,
+            message="told to end by SIGTERM: the run is saved, and --resume goes on with it",
+        )
     if survived and (not finished or (deaths and _innocence(_first(deaths)) > 0)):
         deaths = [*survived, *deaths]
+    if is_leaving and finished and not deaths and not crew.stopping:
+        return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")
     if signals.number is not None and (not deaths or _innocence(_first(deaths)) > 0):
         name = signal.Signals(signals.number).name
         return Outcome(ok=False, exit_code=128 + signals.number, message=f"interrupted by {name}")
@@ -204,7 +232,8 @@ def _innocence(worker: Worker) -> int:
     """0 for one that died by itself, more for one that lost its peer or was told to end."""
     if worker.code == local.EXIT_PEER_LOST:
         return 2
-    return 1 if worker.code in (local.EXIT_TERMINATED, -signal.SIGTERM) else 0
+    told = (local.EXIT_TERMINATED, -signal.SIGTERM, -leaving.ASK, -leaving.END)
+    return 1 if worker.code in told else 0
 
 
 def _first(deaths: list[Worker]) -> Worker:

@@ -3,24 +3,16 @@
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from manyhands.cluster.coordination import Coordination, Elastic
 from manyhands.cluster.coordinator import Report
 from manyhands.cluster.crew import Crew, Worker
+from manyhands.cluster.events import Event
 from manyhands.cluster.exits import describe_exit
 
 FIRST_DELAY_S = 0.5  # before the second replacement; each one after it waits twice as long
 LONGEST_DELAY_S = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that a person should know of: one line, and the same as fields."""
-
-    kind: str
-    text: str
-    fields: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -16,9 +16,8 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
-from manyhands.cluster import compiler
+from manyhands.cluster import compiler, leaving
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import own_seat
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
@@ -33,7 +32,7 @@ _LEAVE_WITHIN_S = 1.0
 def main() -> None:
     """Prepare this process, run the script as `__main__`, and end with an exit code that says how it went."""
     die_with_the_launcher(own_seat().name if local.RANK in os.environ else None)
-    signal.signal(signal.SIGTERM, _terminate)
+    leaving.install(_terminate)
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A pipe is buffered in blocks by default: a killed worker's last lines would be lost.
@@ -78,8 +77,9 @@ def die_with_the_launcher(name: str | None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _terminate() -> None:
+    for number in (signal.SIGTERM, leaving.ASK, leaving.END):
+        signal.signal(number, signal.SIG_IGN)
     for action in before_termination:
         try:
             action()

@@ -22,6 +22,7 @@ IS_NEW = "MANYHANDS_IS_NEW"
 EXIT_CRASHED = 1
 EXIT_REFUSED = 2
 EXIT_PEER_LOST = 70
+EXIT_LEFT = 75  # "try again later", as mail programs say it: saved, and gone because it was asked to
 EXIT_TERMINATED = 143
 
 LAST_WORDS = "\x1e"
