@@ -155,6 +155,7 @@ class Session:
         self._progress: Progress | None = None  # rounds of data whose effect is in the host's memory
         self._change_is_due = False
         self._replica: Replica | None = None
+        self.has_state = True  # not where the others have gone on without this worker
         recovery.surviving(self, self._enter_first)
         telemetry.event("start", workers=self.world.size, strategy=strategy)
 
@@ -168,6 +169,7 @@ class Session:
             _stay_in(world)
         self.world, self.comm, self.servers = world, comm, servers
         self._replica = replica
+        self.has_state = True
         self._change_is_due = False
         self._progress = None if self.strategy.lockstep else world.host.progress()
 

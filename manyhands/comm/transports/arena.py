@@ -60,6 +60,8 @@ class Arena:
 
     def give_back(self, start: int, stop: int) -> None:
         """Return the memory of a range to the kernel; whoever still looks at it sees zeros."""
+        if stop <= start:
+            return
         # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
         _libc.fallocate(self.fd, 3, ctypes.c_int64(start), ctypes.c_int64(stop - start))
 
