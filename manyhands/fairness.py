@@ -40,7 +40,7 @@ class Terms:
 
 def terms(model: str, strategy: Strategy, workers: int, *, accumulate: int = 1) -> Terms:
     """The optimizer for this model under this strategy, and the reason in one sentence."""
-    name, _, settings = spec.split(BASE_OF.get(spec.split(model)[0], BASE))
+    name, _, settings = spec.split(strategy.optimizer or BASE_OF.get(spec.split(model)[0], BASE))
     base = float(settings["lr"])
     batches = strategy.batches_per_update(workers) * accumulate
     scaled = min(batches, MOST_BATCHES)

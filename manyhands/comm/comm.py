@@ -41,6 +41,9 @@ class Served(Protocol):
     def push(self, span: Any) -> None:
         """Send a span's gradients: for `on_ready` of a backward pass."""
 
+    def give(self, gradient: Tensor, used: Tensor) -> None:
+        """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
+
     def finish(self) -> None:
         """All gradients of this step are pushed."""
 

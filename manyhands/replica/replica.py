@@ -365,6 +365,13 @@ class Replica:
             param.grad = None
         return float(first) if first is not None else float("nan")
 
+    def descend(self) -> None:
+        """Plain gradient descent by this step's gradient, at the rates of the user's optimizer."""
+        grads = self.grads
+        for place in self.layout.places:
+            rate = float(self.optimizer.param_groups[place.group]["lr"])
+            self.params[place.start : place.stop].sub_(grads[place.start : place.stop], alpha=rate)
+
     @contextmanager
     def rate(self, factor: float) -> Iterator[None]:
         """While the optimizer's learning rates are `factor` times what they are."""

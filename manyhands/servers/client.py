@@ -17,6 +17,7 @@ from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
 from manyhands.servers.messages import (
     Answer,
+    Applied,
     AskReport,
     AskState,
     Bye,
@@ -90,6 +91,7 @@ class Servers:
         self._numbers = itertools.count(1)
         self._steps = 0
         self._empty = False
+        self._given: Sequence[int] = ()  # by parameter: whether what is pushed has a gradient of it
         self._seen = [0] * len(groups)
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
         self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
@@ -134,6 +136,7 @@ class Servers:
     def held(self, share: Share) -> Share:
         """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
         self._empty = not share.samples
+        self._given = self._replica.arrived
 
         def total() -> float:
             self.settle()  # gradients of this step go where those of the last one were
@@ -149,9 +152,18 @@ class Servers:
         if group is not None and not self._clips_itself:
             self._send(group)
 
+    def give(self, gradient: Tensor, used: Tensor) -> None:
+        """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
+        self.settle()
+        self.grads.copy_(gradient)
+        self._given = used.tolist()
+        self._empty = not any(self._given)
+        for span in self._replica.spans:
+            self.push(span)
+        self.finish()
+
     def _send(self, group: Group) -> None:
-        arrived = self._replica.arrived
-        missing = {place for span in group.spans for place in span.places if not arrived[place]}
+        missing = {place for span in group.spans for place in span.places if not self._given[place]}
         push = Push(
             number=self._number(),
             group=group.index,
@@ -198,7 +210,7 @@ class Servers:
 
     def _clip(self) -> None:
         """As `clip_grad_norm_` does, in the model's order: the same bits."""
-        places = zip(self._replica.layout.places, self._replica.arrived, strict=True)
+        places = zip(self._replica.layout.places, self._given, strict=True)
         norms = [
             torch.linalg.vector_norm(self.grads[place.start : place.stop])
             for place, arrived in reversed(list(places))
@@ -239,6 +251,8 @@ class Servers:
     def pull(self) -> None:
         """All parameters as the servers have them now."""
         self._fetch("params", self.params)
+        self._arrived.clear()  # what had come before is older
+        telemetry.count("pulls", 1)
 
     def vector(self, name: str) -> Tensor:
         """An optimizer state as the servers have it; in common memory where all servers are here."""
@@ -327,7 +341,9 @@ class Servers:
                 self._note(answer(found[0]), found[1])
 
     def _note(self, said: Answer, vector: Tensor | None) -> None:
-        if isinstance(said, Values):
+        if isinstance(said, Applied):
+            self._unanswered.discard(said.group)
+        elif isinstance(said, Values):
             self._unanswered.discard(said.group)
             self._arrived[said.group] = (said, vector)
         elif isinstance(said, Refusal):

@@ -20,6 +20,9 @@ class Rule:
     """Whether all workers' gradients of a step are added up before one update."""
     bound: int | None = None
     """How many steps a worker may be ahead of the slowest; None for any number."""
+    fetches: bool = False
+    """Whether workers compute on copies of their own, which they fetch when they like; otherwise every push is
+    answered with the parameters, and on one host there is nothing to fetch."""
 
 
 SYNC = Rule(gathers=True, bound=0)
@@ -63,6 +66,10 @@ class Clocks:
         self._steps = [0] * self._workers
         self._pushed: list[set[int]] = [set() for _ in range(self._workers)]
         self._left: set[int] = set()
+
+    @property
+    def fetches(self) -> bool:
+        return self._rule.fetches
 
     @property
     def floor(self) -> int:

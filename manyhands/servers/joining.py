@@ -50,7 +50,7 @@ def connect(
         else:
             endpoint, key = json.loads(neighbours.store.get(f"server/{server}"))
             lines.append(WireLine(server, endpoint, key.encode(), keys))
-    in_place = len(near) == seat.servers
+    in_place = len(near) == seat.servers and not rule.fetches
     length, dtype = scheme.layout.length, scheme.dtype
     return Servers(
         seat.rank,

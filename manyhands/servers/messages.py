@@ -92,6 +92,12 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
     vector: str = "params"
 
 
+class Applied(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """A group's push was applied; where workers fetch parameters when they like, none come with it."""
+
+    group: int
+
+
 class Norm(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """The gathered gradients of this server's groups, summed up: the square of their norm."""
 
@@ -127,7 +133,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
 
 # From a worker, and from a server.
 Request = Hello | Push | Finish | Scale | Leave | Pull | Put | AskState | GiveState | AskReport | Bye
-Answer = Values | Norm | Done | State | Report | Refusal
+Answer = Values | Applied | Norm | Done | State | Report | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

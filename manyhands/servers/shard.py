@@ -19,6 +19,7 @@ from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.messages import (
     Answer,
+    Applied,
     AskReport,
     AskState,
     Done,
@@ -199,7 +200,7 @@ class Shard:
         still = []
         for worker, group, step in self._unanswered:
             if self._clocks.may_read(step):
-                yield self._values(worker, self._groups[group], "params")
+                yield self._fresh(worker, group)
             else:
                 still.append((worker, group, step))
         self._unanswered = still
@@ -208,7 +209,7 @@ class Shard:
         """A worker that has left does not go on with what it reads, so it need not be fresh."""
         for other, group, _ in self._unanswered:
             if other == worker:
-                yield self._values(worker, self._groups[group], "params")
+                yield self._fresh(worker, group)
         self._unanswered = [entry for entry in self._unanswered if entry[0] != worker]
 
     def _apply(self, update: "_Update") -> None:
@@ -244,6 +245,12 @@ class Shard:
             authors.append(workers[0])
         self._versions[group.index] = version + 1
         self._count += 1
+
+    def _fresh(self, worker: int, group: int) -> Reply:
+        """The answer to a push that was applied."""
+        if self._clocks.fetches:
+            return worker, Applied(group=group), None
+        return self._values(worker, self._groups[group], "params")
 
     def _values(self, worker: int, group: Group, vector: str) -> Reply:
         version = int(self._versions[group.index])

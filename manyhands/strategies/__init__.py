@@ -7,6 +7,7 @@ from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
 from manyhands.strategies.diloco import DiLoCo
 from manyhands.strategies.double_buffer import DoubleBuffer
+from manyhands.strategies.downpour import Downpour
 from manyhands.strategies.elastic_averaging import ElasticAveraging
 from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
@@ -34,6 +35,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "ad-psgd": ADPSGD,
     "tournament": Tournament,
     "parameter-server": ParameterServer,
+    "downpour": Downpour,
 }
 
 DEFAULT = "all-reduce"

@@ -81,6 +81,11 @@ class Strategy:
         """By which rule servers apply what workers push; None: the strategy uses no servers."""
         return None
 
+    @property
+    def optimizer(self) -> str | None:
+        """What it trains with where the person names no optimizer; None: what fits the model (`fairness.py`)."""
+        return None
+
     def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 
