@@ -16,17 +16,23 @@ from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
 from manyhands.servers.messages import (
+    Add,
     Answer,
     Applied,
     AskReport,
     AskState,
     Bye,
+    Combine,
     Done,
     Finish,
     GiveState,
     Hello,
     Leave,
+    Measure,
     Norm,
+    Number,
+    Offer,
+    Portion,
     Pull,
     Push,
     Put,
@@ -35,10 +41,12 @@ from manyhands.servers.messages import (
     Request,
     Scale,
     State,
+    Take,
     Values,
     answer,
     encode,
 )
+from manyhands.servers.minimizer import Minimizer
 from manyhands.servers.ownership import Group
 
 
@@ -96,6 +104,7 @@ class Servers:
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
         self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
         self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
+        self._minimizer: Minimizer | None = None
         self._closed = False
         for line in lines:
             line.send(encode(Hello(number=self._number(), worker=worker, digest=digest, secret=line.secret)))
@@ -238,6 +247,45 @@ class Servers:
                     while index in self._unanswered:
                         self._hear(self._lines[self.groups[index].server])
 
+    # An evaluation of the loss that the workers divide among them, for an optimizer that only one of them runs
+
+    def minimize(self, gradient: Callable[[], float]) -> float:
+        """One step of the user's L-BFGS; `gradient` has all workers evaluate the loss where the parameters are now."""
+        self._minimizer = self._minimizer or Minimizer(self._replica.optimizer, self, self._clip_norm)
+        return self._minimizer.minimize(gradient)
+
+    def offer(self, portions: int) -> None:
+        """Begin an evaluation of so many portions, or end the step with none; all that was asked before is done."""
+        self._ask(lambda: Offer(number=self._number(), portions=portions))
+
+    def take(self) -> int | None:
+        """The next portion; None when there is none left."""
+        self._lines[0].send(encode(Take(number=self._number())))
+        said = self._answer_of(self._lines[0], Portion)
+        assert isinstance(said, Portion)
+        return said.index
+
+    def add(self) -> None:
+        """Add this worker's gradient to that of the evaluation; returns when it is there."""
+        grads = self._replica.grads
+        for group in self.groups:
+            message = Add(number=self._number(), group=group.index)
+            self._lines[group.server].send(encode(message), grads[group.slice])
+            telemetry.count("pushes", 1)
+        for group in self.groups:
+            self._answer_of(self._lines[group.server], Done)
+
+    def combine(self, vector: str, terms: list[tuple[str, float]], forgotten: list[str]) -> None:
+        """A vector on the servers becomes a sum of multiples of vectors."""
+        for line in self._lines:
+            message = Combine(number=self._number(), vector=vector, terms=terms, forgotten=forgotten)
+            line.send(encode(message))
+
+    def measure(self, kind: str, one: str, other: str) -> list[float]:
+        """A number of two vectors, from every server."""
+        said = self._ask(lambda: Measure(number=self._number(), kind=kind, one=one, other=other))
+        return [number.value for number in said if isinstance(number, Number)]
+
     # What is not a step
 
     def leave(self) -> None:
@@ -317,7 +365,7 @@ class Servers:
     def _ask(self, question: Callable[[], Request]) -> list[Answer]:
         for line in self._lines:
             line.send(encode(question()))
-        return [self._answer_of(line, (Done, State, Report)) for line in self._lines]
+        return [self._answer_of(line, (Done, Number, State, Report)) for line in self._lines]
 
     def _answer_of(self, line: Line, kind: type | tuple[type, ...]) -> Answer:
         while True:

@@ -15,6 +15,7 @@ from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.local_sgd import LocalSGD
 from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
+from manyhands.strategies.sandblaster import Sandblaster
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
 from manyhands.strategies.tournament import Tournament
@@ -36,6 +37,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "tournament": Tournament,
     "parameter-server": ParameterServer,
     "downpour": Downpour,
+    "sandblaster": Sandblaster,
 }
 
 DEFAULT = "all-reduce"

@@ -33,7 +33,7 @@ class Downpour(Strategy):
 
     lockstep: ClassVar[bool] = False
     rule: ClassVar[Rule] = Rule(fetches=True)
-    optimizer: ClassVar[str] = "adagrad:lr=0.02"
+    optimizer: ClassVar[str] = "adagrad:lr=0.01"
 
     def __post_init__(self) -> None:
         at_least_one(fetch=self.fetch, push=self.push)
