@@ -27,6 +27,7 @@ BASE_OF = {
 
 MOST_BATCHES = 4  # the rate grows no further: beyond, small networks no longer follow the linear rule
 WARM_UP_EPOCHS = 1.0
+CHOOSE_THEIR_STEPS = ("lbfgs",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +42,18 @@ class Terms:
 
 def terms(model: str, strategy: Strategy, workers: int, *, accumulate: int = 1) -> Terms:
     """The optimizer for this model under this strategy, and the reason in one sentence."""
-    name, _, settings = spec.split(BASE_OF.get(spec.split(model)[0], BASE))
-    base = float(settings["lr"])
+    base_text = strategy.optimizer or BASE_OF.get(spec.split(model)[0], BASE)
+    name, _, settings = spec.split(base_text)
     batches = strategy.batches_per_update(workers) * accumulate
+    if name in CHOOSE_THEIR_STEPS:
+        return Terms(
+            optimizer=base_text,
+            warm_up_epochs=0.0,
+            batches_per_update=batches,
+            why=f"{name} chooses the length of its steps itself",
+        )
     scaled = min(batches, MOST_BATCHES)
+    base = float(settings["lr"])
     is_linear = name == "sgd"
     late = strategy.updates_late(workers)
     rate = base * (scaled if is_linear else math.sqrt(scaled)) / (1 + late)

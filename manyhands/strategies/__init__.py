@@ -7,6 +7,7 @@ from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
 from manyhands.strategies.diloco import DiLoCo
 from manyhands.strategies.double_buffer import DoubleBuffer
+from manyhands.strategies.downpour import Downpour
 from manyhands.strategies.elastic_averaging import ElasticAveraging
 from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
@@ -14,6 +15,7 @@ from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.local_sgd import LocalSGD
 from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
+from manyhands.strategies.sandblaster import Sandblaster
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
 from manyhands.strategies.tournament import Tournament
@@ -36,6 +38,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "tournament": Tournament,
     "parameter-server": ParameterServer,
     "worker-groups": WorkerGroups,
+    "downpour": Downpour,
+    "sandblaster": Sandblaster,
 }
 
 DEFAULT = "all-reduce"

@@ -90,6 +90,11 @@ class Strategy:
         """Whether the workers of a host share a replica, and one of them speaks with the servers for all."""
         return False
 
+    @property
+    def optimizer(self) -> str | None:
+        """What it trains with where the person names no optimizer; None: what fits the model (`fairness.py`)."""
+        return None
+
     def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 
