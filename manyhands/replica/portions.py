@@ -59,7 +59,7 @@ def _tree(batch: Any, put: Callable[[Tensor], str]) -> list[Any]:
         return ["value", batch]
     raise UsageError(
         f"a batch with a {type(batch).__name__} cannot be divided among workers; use tensors, and tuples, lists and "
-        "dictionaries of them, or --strategy all-reduce"
+        "dictionaries of them, or another strategy"
     )
 
 
