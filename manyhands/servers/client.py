@@ -117,6 +117,7 @@ class Servers:
     def bind(self, replica: Replica) -> None:
         """The replica whose gradients are pushed; its optimizer says with which settings."""
         self._replica = replica
+        self._given = replica.arrived
         self._settings = named_numbers(replica.optimizer)
 
     # One step
