@@ -73,9 +73,15 @@ def test_training(results: Results) -> None:
 @pytest.mark.skipif(not HAS_MPICH, reason="there is no mpiexec beside Python: pip install mpich mpi4py")
 def test_collectives(results: Results) -> None:
     found = results("collectives")["2"]
-    names = [f"{size}, ours ÷ {other}" for other in ("gloo", "mpich") for size in ("4kB", "1MB")]
+    kinds = ("ours", "ours, ordinary memory")
+    names = [
+        f"{size}, {ours} ÷ {other}"
+        for ours in kinds
+        for other in ("gloo", "mpich")
+        for size in ("4kB", "1MB")
+    ]
     assert_ratios(found["ratios"], names)
-    for name in ("ours", "gloo", "mpich"):
+    for name in ("ours", "ours-ordinary", "gloo", "mpich"):
         assert len(found["turns"][name][0]) == 2, f"{name} was not a world of 2"
         assert all(seconds[0] > 0 for seconds in found["seconds"][name].values())
 

@@ -463,6 +463,7 @@ print(outcome.message, flush=True)
 sys.exit(outcome.exit_code)
 """
 IGNORE_SIGHUP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+HEAR_SIGHUP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # the tests may run under nohup
 IGNORE_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
@@ -483,7 +484,7 @@ def _launched(folder: Path, body: str, before: str = "") -> Iterator["subprocess
         (signal.SIGINT, 130, ""),
         (signal.SIGINT, 130, IGNORE_SIGINT),
         (signal.SIGTERM, 143, ""),
-        (signal.SIGHUP, 129, ""),
+        (signal.SIGHUP, 129, HEAR_SIGHUP),
         (signal.SIGKILL, -signal.SIGKILL, ""),
     ],
 )
