@@ -3,6 +3,7 @@
 import functools
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -114,9 +115,9 @@ def test_traffic_falls_as_the_periods_grow(fetch: int, push: int, monkeypatch: p
     counts: Counter[str] = Counter()
     send, pull = client.Servers._send, client.Servers.pull
 
-    def sending(self: client.Servers, group: client.Group) -> None:
+    def sending(self: client.Servers, group: client.Group, arrived: Sequence[int]) -> None:
         counts["pushes"] += self.worker == 0
-        send(self, group)
+        send(self, group, arrived)
 
     def pulling(self: client.Servers) -> None:
         counts["pulls"] += self.worker == 0
