@@ -1,6 +1,7 @@
 """Workers and launchers die in every way there is: the right one is named and nothing stays behind."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,20 +24,26 @@ LONG_S = 30.0
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    before = _what_this_process_holds()
+    gc.collect()  # what earlier tests still hold in cycles goes now, or in the middle of this test
+    descriptors, children, handlers, threads = _what_this_process_holds()
     yield
-    assert _what_this_process_holds() == before
+    descriptors_now, children_now, handlers_now, threads_now = _what_this_process_holds()
+    assert not descriptors_now - descriptors, "open descriptors left behind"
+    assert not children_now - children, "child processes left behind"
+    assert not threads_now - threads, "threads left behind"
+    assert handlers_now == handlers
 
 
-def _what_this_process_holds() -> object:
-    descriptors = sorted(
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if Path(f"/proc/self/fd/{fd}").exists()
-    )
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    return descriptors, children, handlers, threading.active_count()
+def _what_this_process_holds() -> tuple[Counter[str], Counter[str], list[object], Counter[str]]:
+    descriptors: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that listed them
+            descriptors[os.readlink(f"/proc/self/fd/{name}")] += 1
+    children = Counter(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+    handlers: list[object] = [
+        signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ]
+    return descriptors, children, handlers, Counter(thread.name for thread in threading.enumerate())
 
 
 @dataclass(kw_only=True)
