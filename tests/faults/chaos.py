@@ -16,18 +16,18 @@ import torch
 from tests.faults import harness
 from tests.faults.harness import Fault, Ran
 
-# With the number of servers, and a learning rate that fits how many updates others make meanwhile.
+# With the number of servers, and a learning rate that fits: an update from all batches, from one, or late.
 STRATEGIES = (
     ("all-reduce", 0, 0.05),
     ("parameter-server:sync", 2, 0.05),
     ("hogwild", 0, 0.01),
-    ("local-sgd:period=4", 0, 0.05),
+    ("local-sgd:period=4", 0, 0.0125),
     ("parameter-server:stale,bound=2", 2, 0.01),
-    ("tournament", 0, 0.05),
+    ("tournament", 0, 0.0125),
     ("all-reduce:topology=ring", 0, 0.05),
     ("parameter-server:async", 1, 0.01),
-    ("gossip", 0, 0.05),
-    ("ad-psgd", 0, 0.05),
+    ("gossip", 0, 0.0125),
+    ("ad-psgd", 0, 0.0125),
 )
 WORKERS = 4
 EPOCHS = 6
