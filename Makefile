@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test lint bench clean
+.PHONY: help train test chaos lint bench clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
 	@echo "make test    set up, then run every test"
+	@echo "make chaos   kill workers at random instants, 200 times (about 30 minutes)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
 	@echo "make clean   remove the environment and caches"
@@ -18,6 +19,9 @@ train: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+chaos: $(READY)
+	$(BIN)/python -m tests.faults.chaos
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -29,6 +33,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/recovery.py
 
 # Debian ships Python without venv's pip unless python3-venv is installed; virtualenv does without it.
 $(READY): pyproject.toml constraints.txt

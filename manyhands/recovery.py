@@ -21,7 +21,7 @@ from manyhands.cluster.control import Turn, invitation
 from manyhands.cluster.launchers import local
 from manyhands.cluster.member import Member, Regroup
 from manyhands.cluster.seat import Seat, own_seat
-from manyhands.cluster.world import World
+from manyhands.cluster.world import GENERATION_BYTES, World
 from manyhands.composing import compose
 from manyhands.errors import PeerLost
 from manyhands.feeding import Record as FeedRecord
@@ -171,13 +171,13 @@ def _settle(session: "Session", turn: Turn) -> None:
 def enter(session: "Session", turn: Turn | None) -> None:
     """Be in a generation, with everything that was before it; all its members do this together."""
     member, old_world = session.member, session.world
-    old = session.replica if session.is_set_up else None
+    old = session.replica if session.is_set_up and session.has_state else None
     world = old_world
     if turn is not None and turn.generation > old_world.seat.generation:
         assert member is not None
         world = World(_seat(old_world.seat, member, turn), member.check)
         if world.rank >= turn.heirs:
-            old = None
+            session.has_state, old = False, None
     rows = world.exchange([float(old is not None), float(session.calls)])
     have = [bool(row[0]) for row in rows]
     if old is not None:
@@ -205,20 +205,24 @@ def enter(session: "Session", turn: Turn | None) -> None:
         session.feed.deal(world.size, everyone)
     elif servers is None:
         spread(replica, comm, world)
-    world.host.barrier()
+    # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.
+    with contextlib.suppress(*((PeerLost,) if member else ())):
+        world.host.barrier()
+        if world is not old_world:
+            _give_back(old_world, world)
     session.settle_in(world, replica, comm, servers)
     if world is not old_world:
-        _retire(old_world, world)
+        old_world.close()
     if member is not None and member.turn is not None:
         member.enter(commits=session.commits, steps=session.steps)
 
 
-def _retire(old: World, world: World) -> None:
-    """Nobody needs the memory of the generation before any more."""
-    if world.host.index == 0 and old is not world:
-        old.host.arena.give_back(old.host.arena.start, old.host.arena.used)
-    with contextlib.suppress(BufferError):
-        old.close()
+def _give_back(old: World, world: World) -> None:
+    """Nobody needs the memory of the generations before any more, also of those that nobody got into."""
+    if world.host.index == 0:
+        arena = world.host.arena
+        arena.give_back(old.host.arena.start, old.host.arena.used)
+        arena.give_back((old.seat.generation + 1) * GENERATION_BYTES, arena.start)
 
 
 def _seat(seat: Seat, member: Member, turn: Turn) -> Seat:

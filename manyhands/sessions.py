@@ -187,6 +187,7 @@ class Session:
         self._progress: Progress | None = None  # rounds of data whose effect is in the host's memory
         self._change_is_due = False
         self._replica: Replica | None = None
+        self.has_state = True  # not where the others have gone on without this worker
         recovery.surviving(self, self._enter_first)
         telemetry.event("start", workers=self.world.size, strategy=strategy)
 
@@ -201,6 +202,7 @@ class Session:
         self.world, self.comm, self.servers = world, comm, servers
         self.saver.world = world
         self._replica = replica
+        self.has_state = True
         self._change_is_due = False
         self._progress = None if self.strategy.lockstep else world.host.progress()
 
@@ -231,7 +233,7 @@ class Session:
 
         Gradients are weighted by samples over all workers, so batches may differ in size.
         """
-        limit = self.feed.batch
+        limit = self.feed.batch if self.world.size < self.full else None  # fewer workers have more each
         pieces = [piece for batch in batches for piece in (split(batch, limit) if limit else [batch])]
         parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
         if self.feed.data is None and not self._is_in_own_loop:
@@ -345,8 +347,7 @@ class Session:
 
     def _finish(self, loss: float, meeting: Meeting | None, share: Share, meets: bool) -> None:
         """A step is made: whatever happens from here on, it counts."""
-        if not self.replica.needs_closure and is_watched(self.optimizer):
-            self.optimizer.step()  # without gradients it changes nothing; hooks and schedulers see it called
+        self._show_step(loss)
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
@@ -374,6 +375,13 @@ class Session:
             self.last_loss = loss
             if warning := self._watch.see(self.steps, loss):
                 self.warn(warning)
+
+    def _show_step(self, loss: float) -> None:
+        """Hooks and schedulers see `step` called also where others make the update; without gradients it changes
+        nothing."""
+        evaluates = self.replica.needs_closure
+        if is_watched(self.optimizer) and (self.served or not evaluates):
+            self.optimizer.step(*[lambda: loss] * evaluates)
 
     def warn(self, warning: str) -> None:
         """Every worker records what it saw; one says it, since all are likely to see the same."""
@@ -859,6 +867,12 @@ def _world() -> World | Station:
 def _stay_in(world: World) -> None:
     global _current
     _current = world
+
+
+def host_count() -> int:
+    """On how many hosts the workers of this run are."""
+    world = _world()
+    return len(world.neighbours.workers(world.seat))
 
 
 _sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were made, the same on all workers

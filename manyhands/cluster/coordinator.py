@@ -78,7 +78,9 @@ class Coordinator:
         self._heard_s: dict[int, float] = {}
         self._told: dict[int, bytes] = {}
         self._noticed_s: float | None = None
-        self._reported = 0
+        self._seen = self._reported = 0  # generations
+        self._gone: set[int] = set()  # not yet reported, as nobody got into the generation after
+        self._left: set[int] = set()
         os.set_blocking(0, False)
         self._pending = b""
 
@@ -156,6 +158,10 @@ class Coordinator:
         turn = roster.turn
         if turn is None or self._reported >= turn.generation:
             return
+        if turn.generation > self._seen:
+            self._seen = turn.generation
+            self._gone |= set(turn.gone)
+            self._left |= set(turn.left)
         here = [roster.heard.get(member) for member in turn.members]
         steps = [one.steps for one in here if one and one.generation == turn.generation and not one.waits]
         if len(steps) == len(turn.members) and max(steps) > turn.steps:
@@ -163,14 +169,16 @@ class Coordinator:
                 Report(
                     generation=turn.generation,
                     members=list(turn.members),
-                    gone=list(turn.gone),
-                    left=list(turn.left),
+                    gone=sorted(self._gone),
+                    left=sorted(self._left),
                     step=turn.steps + 1,
                     noticed_s=self._noticed_s or 0.0,
                     resumed_s=time.monotonic(),
                 )
             )
             self._reported = turn.generation
+            self._gone.clear()
+            self._left.clear()
             self._noticed_s = None
 
 

@@ -94,15 +94,15 @@ class Member:
                 if self._refusal:
                     raise ManyhandsError(f"this worker cannot join: {self._refusal}")
                 self._news.wait()
-            self.turn = self._next
+            self.turn = turn = self._next
             self._over, self._change = None, False
-            return self.turn
+            # From here on it is in that generation: if it fails to get into it, it wants the one after.
+            self._say(generation=turn.generation, turn=turn, waits=False, lost=())
+            return turn
 
     def enter(self, *, commits: int, steps: int) -> None:
-        """At work in the generation that `next` gave."""
-        turn = self.turn
-        assert turn is not None
-        self._say(generation=turn.generation, turn=turn, waits=False, commits=commits, steps=steps, lost=())
+        """At work in the generation that `next` gave, with everything taken over."""
+        self._say(commits=commits, steps=steps)
 
     def stepped(self, steps: int) -> None:
         """A step is committed; the first one of a generation is told at once."""

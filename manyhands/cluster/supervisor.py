@@ -201,7 +201,7 @@ def _watch(
             new = [worker for worker in new if worker not in borne]
             survived += [worker for worker in borne if worker.code != 0]
             if exits and not survival.goes_on() and not deaths and not new:
-                crew.stop(_AFTER_DEATH_S)  # servers, for which nobody is left
+                crew.stop(_AFTER_DEATH_S)  # servers, and workers that came too late
         if new and not deaths:
             blame_at = time.monotonic() + _BLAME_S
         # Of those that went at the same time, a signal is a cause and an exit code perhaps its consequence.

@@ -61,7 +61,7 @@ class Survival:
         if worker.code == 0:
             self._has_finished = self._has_finished or worker.rank not in self._leavers
             return True
-        if worker.code > 0:
+        if worker.code > 0 and not (self._has_finished and worker.rank not in self._heirs):
             return False  # by an error of its own: the others would meet it as well
         how = describe_exit(worker.code)
         if worker.rank in self._stalled:
@@ -79,8 +79,8 @@ class Survival:
         return True
 
     def goes_on(self) -> bool:
-        """Whether any worker runs or will."""
-        return self._crew.is_hatching or any(self.is_worker(one.rank) for one in self._crew.running)
+        """Whether any worker that has the run's state runs or will; those who have not joined by then come too late."""
+        return self._crew.is_hatching or bool(self._heirs & {one.rank for one in self._crew.running})
 
     def tick(self) -> None:
         """Start what is due."""

@@ -127,6 +127,7 @@ def _inherit_kept(replica: Replica, old: Replica | None, world: World, source: i
     """What the strategy keeps is each worker's own; the new ones begin with someone else's."""
     if old is not None:
         replica.kept.update(old.kept)
+        replica.held = old.held
     if anyone_new:
         kept = {name: value.contiguous() for name, value in replica.kept.items()}
         blob = world.gather(tensors_to_bytes(kept) if kept and world.rank == source else b"")[source]

@@ -1,7 +1,7 @@
 """Kills at random instants, over all strategies that survive: `python -m tests.faults.chaos [kills] [first seed]`.
 
-Every run has a seed, which is printed and decides everything that is not a matter of the machine: which strategy, who is
-killed, how and when. A failure can so be tried again with that seed.
+Every run has a seed, which is printed and decides everything that is not a matter of the machine: which strategy, who
+is killed, how and when. A failure can so be tried again with that seed.
 """
 
 import random
@@ -16,17 +16,18 @@ import torch
 from tests.faults import harness
 from tests.faults.harness import Fault, Ran
 
+# With the number of servers, and a learning rate that fits: an update from all batches, from one, or late.
 STRATEGIES = (
-    ("all-reduce", 0),
-    ("parameter-server:sync", 2),
-    ("hogwild", 0),
-    ("local-sgd:period=4", 0),
-    ("parameter-server:stale,bound=2", 2),
-    ("tournament", 0),
-    ("all-reduce:topology=ring", 0),
-    ("parameter-server:async", 1),
-    ("gossip", 0),
-    ("ad-psgd", 0),
+    ("all-reduce", 0, 0.05),
+    ("parameter-server:sync", 2, 0.05),
+    ("hogwild", 0, 0.01),
+    ("local-sgd:period=4", 0, 0.0125),
+    ("parameter-server:stale,bound=2", 2, 0.01),
+    ("tournament", 0, 0.0125),
+    ("all-reduce:topology=ring", 0, 0.05),
+    ("parameter-server:async", 1, 0.01),
+    ("gossip", 0, 0.0125),
+    ("ad-psgd", 0, 0.0125),
 )
 WORKERS = 4
 EPOCHS = 6
@@ -38,7 +39,7 @@ POINT = 0.01
 def one(seed: int, folder: Path) -> tuple[Ran, str]:
     """One run with up to three kills; a third of them are replaced."""
     draw = random.Random(seed)
-    strategy, servers = STRATEGIES[seed % len(STRATEGIES)]
+    strategy, servers, lr = STRATEGIES[seed % len(STRATEGIES)]
     victims = draw.sample(range(WORKERS), draw.randrange(1, WORKERS))
     kinds = ["kill"] * 8 + ["segfault", "stop"]
     faults = [Fault(who, draw.uniform(0.0, LATEST_S), draw.choice(kinds)) for who in victims]
@@ -53,6 +54,7 @@ def one(seed: int, folder: Path) -> tuple[Ran, str]:
         digits=True,
         epochs=EPOCHS,
         pause_s=PAUSE_S,
+        lr=lr,
     )
     return ran, strategy
 
@@ -71,7 +73,7 @@ def check(ran: Ran, length: int) -> None:
 def main(kills: int, seed: int) -> None:
     baselines: dict[str, float] = {}
     length = 0
-    for strategy, servers in STRATEGIES:
+    for strategy, servers, lr in STRATEGIES:
         with tempfile.TemporaryDirectory() as folder:
             calm = harness.run(
                 Path(folder),
@@ -82,6 +84,7 @@ def main(kills: int, seed: int) -> None:
                 digits=True,
                 epochs=EPOCHS,
                 pause_s=PAUSE_S,
+                lr=lr,
             )
         baselines[strategy] = calm.ends[0]["accuracy"]
         length = calm.ends[0]["samples"] // EPOCHS

@@ -96,7 +96,7 @@ def main() -> None:
     torch.manual_seed(0)
     digits = Digits() if settings.get("digits") else None
     model = digits.model() if digits else net()
-    made = optimizer(settings.get("optimizer", "momentum"), model, LR)
+    made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", LR))
     session = mh.session(model, made, watched)
     data: Any = digits.train if digits else Numbered(LENGTH)
     for _ in range(settings.get("epochs", 2)):

@@ -73,6 +73,8 @@ class Arena:
 
 def give_back(fd: int, start: int, stop: int) -> None:
     """Return a range of anonymous memory to the kernel."""
+    if stop <= start:
+        return
     # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
     _libc.fallocate(fd, 3, ctypes.c_int64(start), ctypes.c_int64(stop - start))
 
