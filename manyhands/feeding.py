@@ -1,12 +1,13 @@
 """The data set of a session: its ledger, and what this worker has drawn of it."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
+from manyhands.data.audit import Audit, tally
 from manyhands.data.ledger import Dealing, Ledger, Ranges
 from manyhands.data.loading import empty_like, gather
 from manyhands.errors import UsageError
@@ -22,7 +23,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     round_samples: int
     committed: Ranges
     is_in_loop: bool
-    tally: dict[str, int]
+    is_over: bool
+    checks: list[dict[str, int]]
 
 
 class Feed:
@@ -33,7 +35,9 @@ class Feed:
         self.ledger: Ledger | None = None
         self.drawn = 0  # rounds of this dealing that this worker has drawn
         self.used = 0  # of those, the ones that are in its steps
-        self.tally: Counter[str] = Counter()  # of the epochs that are over
+        self.audit = Audit()
+        self.checks: list[dict[str, int]] = []  # of the epochs that are over: samples used once, twice, never
+        self._left = 0  # samples of an epoch that was begun and is not over at the end
         self._pooled = pooled
         self._last_data: Any = None
         self._resumed: Ranges = []
@@ -68,6 +72,8 @@ class Feed:
         else:
             self.ledger = Ledger(len(data), seed=seed, epoch=epoch, shuffle=shuffle)
             self.ledger.committed = self._resumed
+            self.audit = Audit()
+            self.audit.begin(self.ledger.times)
         self._resumed, self._is_over = [], False
         self.deal(workers)
 
@@ -76,6 +82,8 @@ class Feed:
         self.drawn, self.used, self._everyone = 0, 0, ()
         if self.ledger is None:
             return
+        if held:
+            self.audit.begin(self.ledger.times)  # nobody can ask those who are gone
         # Where every update is made from one worker's batch, more workers take more samples in a round.
         round_samples = self._round_samples if self._pooled else self._batch * workers
         self.ledger.deal(batch=self._batch, round_samples=round_samples, workers=workers, held=held)
@@ -99,16 +107,16 @@ class Feed:
         """How many samples a worker should have at a time; None outside a loop."""
         return self._batch if self.data is not None else None
 
-    def batches(self, dealing: Dealing, worker: int) -> Iterator[Any]:
-        """This worker's batches, one for every round."""
+    def batches(self, dealing: Dealing, worker: int) -> Iterator[tuple[Tensor, Any]]:
+        """This worker's batches, one for every round, with the places of their samples."""
         assert self.ledger is not None
         ledger, data, epoch = self.ledger, self.data, self.ledger.epoch
         for number in range(self.drawn, dealing.rounds):
             places = dealing.share(number, worker)
             if len(places):
-                yield gather(data, ledger.samples(places), epoch)
+                yield places, gather(data, ledger.samples(places), epoch)
             else:
-                yield empty_like(gather(data, torch.tensor([0]), epoch))
+                yield places, empty_like(gather(data, torch.tensor([0]), epoch))
 
     def note(self, everyone: Sequence[int]) -> None:
         """How many rounds each worker has used."""
@@ -122,15 +130,33 @@ class Feed:
     def in_hand(self, worker: int) -> Ranges:
         return self.ledger.in_hand(worker, self.drawn) if self.ledger else []
 
-    def end_epoch(self) -> bool:
-        """After the last commit; says whether every sample of the epoch was used, or some must be dealt again."""
+    @property
+    def is_complete(self) -> bool:
+        """After the last commit: whether every sample of the epoch was used, or some must be dealt again."""
+        return self.ledger is not None and not self.ledger.tally()["never"]
+
+    def end_epoch(self, everyone: Iterable[Ranges]) -> None:
+        """Check the ledger by what everyone's steps have used."""
         assert self.ledger is not None
-        tally = self.ledger.tally()
-        if tally["never"]:
-            return False
-        self.tally.update(tally)
+        self.checks.append({"epoch": self.ledger.epoch, **tally(self.audit.count(everyone))})
         self._is_over = True
-        return True
+
+    def end(self, everyone: Iterable[Ranges]) -> None:
+        """The run is over, perhaps in the middle of an epoch."""
+        if self.ledger is not None and self.is_under_way:
+            found = tally(self.audit.count(everyone))
+            self._left = found.pop("never")
+            self.checks.append({"epoch": self.ledger.epoch, **found, "never": 0})
+
+    @property
+    def tally(self) -> dict[str, int]:
+        """Samples over all epochs that were used once, more often and never."""
+        return {word: sum(check[word] for check in self.checks) for word in ("once", "twice", "never")}
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """For the summary; None if there was no data set whose samples could be counted."""
+        return {**self.tally, "left": self._left, "epochs": self.checks} if self.checks else None
 
     @property
     def is_under_way(self) -> bool:
@@ -142,8 +168,8 @@ class Feed:
         """Of the epoch that is under way, or comes next."""
         return self.ledger.committed if self.ledger and not self._is_over else self._resumed
 
-    def resume(self, committed: Ranges) -> None:
-        self.ledger, self._resumed = None, committed
+    def resume(self, committed: Ranges, checks: list[dict[str, int]]) -> None:
+        self.ledger, self._resumed, self.checks = None, committed, checks
 
     def record(self) -> Record | None:
         if self.ledger is None:
@@ -156,7 +182,8 @@ class Feed:
             round_samples=self._round_samples,
             committed=self.ledger.committed,
             is_in_loop=self.data is not None,
-            tally=dict(self.tally),
+            is_over=self._is_over,
+            checks=self.checks,
         )
 
     def take_over(self, record: Record | None, seed: int) -> None:
@@ -167,5 +194,6 @@ class Feed:
             return
         self.ledger = Ledger(record.length, seed=seed, epoch=record.epoch, shuffle=record.shuffle)
         self.ledger.committed = record.committed
-        self.tally = Counter(record.tally)
+        self.audit.begin(self.ledger.times)
+        self.checks, self._is_over = list(record.checks), record.is_over
         self._shuffle, self._batch, self._round_samples = record.shuffle, record.batch, record.round_samples

@@ -13,6 +13,7 @@ from manyhands import checkpoint, random_states, served, strategies
 from manyhands.checkpoint.background import wait_for_all
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, Diverged
+from manyhands.replica import history
 from manyhands.replica.apart import differing, hand_out_apart
 from manyhands.replica.state import distribute, model_tensors, owners_differ
 
@@ -26,28 +27,31 @@ def save(session: "Session", directory: Path, extra: dict[str, Any], keep: int) 
     """Collect the state from all workers, and have it written."""
     world = session.world
     _only_numbers(session)
-    if session.replica.needs_closure and world.rank == 0:
-        name = type(session.optimizer).__name__
-        warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
     own, states = session.collect()
     apart: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     if not session.served and not owners_differ(session.replica):
         tensors, apart = differing(own, states, world)
+    form = None
     if world.rank == 0:
         tensors = own | model_tensors(session.replica)
+    if world.rank == 0 and session.replica.needs_closure and not session.served:
+        past, form = history.collect(session.optimizer)
+        tensors |= past
     settings = _of_all(session.world, [plain(group) for group in session.optimizer.param_groups])
     random = _of_all(session.world, random_states.capture())
     record = {
         "steps": session.steps,
         "epoch": session.epoch,
         "committed": [list(one) for one in session.feed.committed],
+        "checks": session.feed.checks,
         "samples": session.samples,
         "seed": session.seed,
         "workers": world.size,
         "strategy": strategies.describe(session.strategy),
         "plan": session.plan,
         "optimizer": states,
+        "history": form,
         "apart": apart,
         "optimizer_class": type(session.optimizer).__name__,
         "groups": settings[0],
@@ -82,6 +86,7 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
     tensors, record = _load(session, directory)
     if record is None:
         return None
+    _modernise(record, directory)
     if record["optimizer_class"] != type(session.optimizer).__name__:
         raise CheckpointError(
             f"the checkpoint in {directory} was made with {record['optimizer_class']} and this session has "
@@ -96,9 +101,11 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
             own = hand_out_apart(tensors, world)
             own_states = record["apart"].get(str(world.rank), own_states)
         distribute(session.replica, session.comm, world, tensors, record["optimizer"], own, own_states)
+    if record["history"] is not None and session.replica.needs_closure and not session.served:
+        history.distribute(session.optimizer, record["history"], tensors, world)
     session.steps = session.replica.steps = record["steps"]
     session.epoch = record["epoch"]
-    session.feed.resume([(first, last) for first, last in record["committed"]])
+    session.feed.resume([(first, last) for first, last in record["committed"]], record["checks"])
     session.position = sum(last - first for first, last in record["committed"])
     session.samples, session.seed = record["samples"], record["seed"]
     groups = record["groups"]
@@ -113,6 +120,33 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
     if record["workers"] == world.size:
         random_states.restore(record["random"][world.rank])
     return dict(record["extra"])
+
+
+def _modernise(record: dict[str, Any], directory: Path) -> None:
+    """What earlier versions did not save is as it was for them; what is no session's checkpoint is refused."""
+    needed = (
+        "steps",
+        "epoch",
+        "samples",
+        "seed",
+        "workers",
+        "optimizer",
+        "optimizer_class",
+        "groups",
+        "random",
+    )
+    if lacking := [name for name in needed if name not in record]:
+        raise CheckpointError(
+            f"the checkpoint in {directory} does not say {', '.join(lacking)}: it was not saved by a session, or by a "
+            "version of manyhands that this one does not know; start again without it"
+        )
+    position = record.pop("position", 0)  # when all that was used were the first samples of the order
+    record.setdefault("committed", [[0, position]] if position else [])
+    record["random"] = [{"torch": one} if isinstance(one, str) else one for one in record["random"]]
+    added: dict[str, Any] = {"apart": {}, "groups_apart": {}, "extra": {}, "checks": []}
+    added |= {"scheduler": None, "history": None}
+    for name, value in added.items():
+        record.setdefault(name, value)
 
 
 def _of_all(world: World, own: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import sys
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from manyhands.cluster.seat import Seat
 from manyhands.cluster.world import Station, World, join
 from manyhands.comm.comm import Comm
 from manyhands.comm.transports.host import Progress
-from manyhands.data.ledger import Dealing
+from manyhands.data.ledger import Dealing, Range, Ranges
 from manyhands.data.loading import gather, prefetch, samples_in, split
 from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import CheckpointError, ManyhandsError, PeerLost, UsageError
@@ -240,9 +240,10 @@ class Session:
             self.outside += 1
             if self.outside <= self.outside_before:
                 return self.last_loss
-        return self._surviving(lambda: self._step(parts, len(batches)))
+        places = self.feed.audit.find(batches) if self.feed.data is not None else []
+        return self._surviving(lambda: self._step(parts, len(batches), places))
 
-    def _step(self, parts: list[tuple[Any, int]], batches: int) -> Callable[[], float]:
+    def _step(self, parts: list[tuple[Any, int]], batches: int, places: Ranges) -> Callable[[], float]:
         """What has to be tried until it is done: this step."""
         steps = self.steps
 
@@ -252,15 +253,15 @@ class Session:
                 return self.last_loss
             if not self.strategy.lockstep:
                 self._look_up()
-                loss = self._run(parts, None)
+                loss = self._run(parts, None, places)
                 self._advance(batches)
                 self._answer(self._wish(STEP, self.steps))
                 return loss
             if self.commits < self.alone_until:
-                return self._run(parts, None)
+                return self._run(parts, None, places)
             samples = sum(samples for _, samples in parts)
             meeting = self._open(STEP, samples=samples)
-            loss = self._run(parts, meeting)
+            loss = self._run(parts, meeting, places)
             self._answer(meeting.asked())
             return loss
 
@@ -310,7 +311,9 @@ class Session:
             self._broken = f"{type(error).__name__}: {error}"
             raise
 
-    def _run(self, parts: list[tuple[Any, int]], meeting: Meeting | None) -> float:
+    def _run(
+        self, parts: list[tuple[Any, int]], meeting: Meeting | None, places: Sequence[Range] = ()
+    ) -> float:
         """The step itself; without a meeting nobody knows what the others do."""
         own = float(sum(samples for _, samples in parts))
         total = meeting.total if meeting else lambda: own
@@ -320,6 +323,7 @@ class Session:
         meets = self.strategy.meets(self.replica.steps)
 
         def finish(loss: float) -> None:
+            self.feed.audit.used += places
             self._finish(loss, meeting, share, meets)
 
         together = self.strategy.lockstep and (meets or not self.replica.is_own)
@@ -421,7 +425,8 @@ class Session:
         values = hyper_parameters(self.optimizer)
         digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
         change = self.member is not None and self.member.wants_change
-        used = self.feed.drawn if purpose == STEP else self.feed.used
+        # What a script has not used by the end of a loop it does not want.
+        used = self.feed.drawn if purpose in (STEP, END_OF_DATA) else self.feed.used
         wish = self._wish(purpose, self.steps + 1)
         rows = self.world.start_exchange(
             [float(number) for number in (purpose, samples, digest, used, change, wish)]
@@ -580,8 +585,9 @@ class Session:
         assert dealing is not None
         ahead = prefetch(self.feed.batches(dealing, self.world.rank))
         try:
-            for batch in ahead:
+            for places, batch in ahead:
                 self.feed.drawn += 1
+                self.feed.audit.hand(batch, places)
                 yield batch
                 if self.feed.dealing is not dealing or self.caught_up_at > calls:
                     break
@@ -600,16 +606,22 @@ class Session:
         if self.member:
             self._agree()  # an epoch is over when what was learned in it is safe
         self.feed.commit()
-        if dealing and not self.feed.end_epoch():
+        if dealing and not self.feed.is_complete:
             self.feed.deal(self.world.size)
             return
         if dealing:
+            self.feed.end_epoch(self._everyones_notes())
             self.samples = self.samples_before + self.feed.length  # what the dead had used does not count
         self.calls += 1
         self.epoch += 1
         self.position = 0
         if self._cadence.is_due_at_the_end_of(self.epoch):
             self._answer(SAVE_NOW)
+
+    def _everyones_notes(self) -> list[Ranges]:
+        """Of the samples that the steps of each worker have used in this epoch."""
+        said = self.world.gather(msgspec.json.encode(self.feed.audit.used))
+        return [msgspec.json.decode(row, type=Ranges) for row in said]
 
     # Evaluation
 
@@ -764,7 +776,7 @@ class Session:
             "bytes_sent": int(bytes_sent),
             "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),
-            "committed": dict(self.feed.tally),
+            "committed": self.feed.report,
             **more,
         }
 
@@ -810,6 +822,7 @@ class Session:
         if any(row[0] for row in self.world.exchange([float(self._cadence.is_behind(self.steps))])):
             self._write(self._place or self._checkpoints(None), self._extra, self._keep)
         self._unsaved = self._saved()
+        self.feed.end(self._everyones_notes())
         everyone = self.world.exchange(_own_bytes())
         self._total_bytes = [sum(column) for column in zip(*everyone, strict=True)]
         if self.served:

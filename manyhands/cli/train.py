@@ -283,6 +283,19 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
         say(f"  {command:<{width}}  {why}")
 
 
+def _ledger(committed: dict[str, Any]) -> str:
+    """Whether every sample of every epoch was used once; the epochs of which that is not true are named."""
+    count = len(committed["epochs"])
+    text = (
+        f"{committed['once']:,} samples of {count} epoch{'s' * (count > 1)} committed once, "
+        f"{committed['twice']:,} twice, {committed['never']:,} never"
+    )
+    odd = [check for check in committed["epochs"] if check["twice"] or check["never"]]
+    if odd:
+        text += f" (epoch {', '.join(str(check['epoch'] + 1) for check in odd)})"
+    return f"{text}; {committed['left']:,} left of the last one" if committed["left"] else text
+
+
 def _shares(stale: dict[str, Any]) -> str:
     """`0: 61 %, 1: 39 %`: how often a gradient was how stale, the commonest first."""
     counts = sorted(stale["histogram"].items(), key=lambda item: -item[1])

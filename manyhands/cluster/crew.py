@@ -19,6 +19,7 @@ from manyhands.cluster.launchers import local
 from manyhands.errors import ManyhandsError
 
 _TAIL_LINES = 40
+_LAST_WORDS_LINES = 1000  # a traceback is shown whole
 _READ_BYTES = 1 << 16
 _NEVER = float("inf")
 
@@ -55,7 +56,7 @@ class Worker:
         """Keep a line of standard error; says whether it should be shown now."""
         if line == local.LAST_WORDS:
             self.speaks_last_words = True
-            self.tail.clear()
+            self.tail = deque(maxlen=_LAST_WORDS_LINES)
         else:
             self.tail.append(line)
         return not self.speaks_last_words

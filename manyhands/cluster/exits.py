@@ -1,6 +1,7 @@
 """How a process ended, in words."""
 
 import signal
+from collections.abc import Sequence
 
 from manyhands.cluster.launchers import local
 
@@ -27,3 +28,10 @@ def describe_exit(code: int) -> str:
         "SIGFPE": "arithmetic fault",
     }.get(name)
     return f"{meaning} ({name})" if meaning else f"killed by {name}"
+
+
+def exception_in(traceback: Sequence[str]) -> str:
+    """The line of a traceback that names the exception: the first after the frames; its message may be longer."""
+    frames = [number for number, line in enumerate(traceback) if line.startswith("  File ")]
+    after = list(traceback)[frames[-1] + 1 :] if frames else []
+    return next((line for line in after if line and not line.startswith(" ")), "an exception")

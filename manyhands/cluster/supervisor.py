@@ -19,7 +19,7 @@ from manyhands.cluster import leaving
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.crew import Crew, Worker
 from manyhands.cluster.events import Event
-from manyhands.cluster.exits import describe_exit
+from manyhands.cluster.exits import describe_exit, exception_in
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
 
@@ -218,7 +218,7 @@ def _watch(
         )
     if survived and (not finished or (deaths and _innocence(_first(deaths)) > 0)):
         deaths = [*survived, *deaths]
-    if is_leaving and finished and not deaths and not crew.stopping:
+    if is_leaving and finished and not deaths and signals.count == 1:
         return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")
     if signals.number is not None and (not deaths or _innocence(_first(deaths)) > 0):
         name = signal.Signals(signals.number).name
@@ -242,11 +242,14 @@ def _first(deaths: list[Worker]) -> Worker:
 
 
 def _death(worker: Worker, workers: int, servers: int) -> Outcome:
-    of = f" of {workers}" if worker.rank < workers else ""
+    who = _name(worker.rank, workers, servers) + (f" of {workers}" if worker.rank < workers else "")
+    how = f"died: {describe_exit(worker.code)}"
+    if worker.code == local.EXIT_CRASHED and worker.speaks_last_words:
+        how = f"ended with {exception_in(worker.tail)}"
     return Outcome(
         ok=False,
         exit_code=worker.code if worker.code > 0 else 128 - worker.code,
-        message=f"{_name(worker.rank, workers, servers)}{of} died: {describe_exit(worker.code)}",
+        message=f"{who} {how}",
         rank=worker.rank,
         tail=tuple(worker.tail),
     )

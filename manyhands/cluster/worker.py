@@ -27,6 +27,7 @@ before_termination: list[Callable[[], None]] = []
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LEAVE_WITHIN_S = 1.0
+_PACKAGE = Path(__file__).parents[1]
 
 
 def main() -> None:
@@ -145,16 +146,26 @@ def _say_last_words() -> None:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback from the user's first frame on."""
+    """The traceback from the user's first frame on; all of it if there is none, since then it is our mistake."""
     trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and not _is_the_users(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    sys.excepthook(
+        type(error), error.with_traceback(trace or error.__traceback__), trace or error.__traceback__
+    )
     sys.stderr.flush()
 
 
-def _is_ours(filename: str) -> bool:
-    return filename in (__file__, runpy.__file__) or filename.startswith("<frozen ")
+def _is_the_users(filename: str) -> bool:
+    """Whether this is neither ours, nor what runs scripts, nor PyTorch, which calls the user's modules."""
+    if filename == runpy.__file__ or filename.startswith("<frozen "):
+        return False
+    return not any(filename.startswith(str(place)) for place in (_PACKAGE, _torch()))
+
+
+def _torch() -> Path:
+    module = sys.modules.get("torch")
+    return Path(module.__file__).parent if module and module.__file__ else _PACKAGE
 
 
 if __name__ == "__main__":

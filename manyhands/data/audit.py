@@ -75,12 +75,6 @@ class Audit:
                 samples -= turn.samples
         return found
 
-    def forget(self) -> None:
-        """An epoch is over, or was given up: what comes next has other places."""
-        self.used = []
-        self._unused.clear()
-        self._handed.clear()
-
     def count(self, everyone: Iterable[Ranges]) -> Tensor:
         """By place, how often it was used, from all workers' notes."""
         times = self._before.to(torch.int32)

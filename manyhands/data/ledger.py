@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Ranges = list[tuple[int, int]]  # places in the order, from … to
+Range = tuple[int, int]  # places in the order, from … to
+Ranges = list[Range]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,13 +3,19 @@
 import functools
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
-from manyhands import strategies
+from manyhands import checkpoint, strategies
 from manyhands.cluster.world import World
+from manyhands.errors import CheckpointError
+from manyhands.sessions import Session
 from tests.contracts.test_sessions import Numbered, make_session, numbers
+from tests.contracts.test_strategies import assert_same_bits, lbfgs, loss, make_net
 from tests.crew import in_threads
 
 LENGTH = 101
@@ -47,6 +53,9 @@ def leg(world: World, strategy: str, directory: Path, steps: int | None) -> list
     session.save(directory)
     session.close()
     assert session.epoch == (0 if steps else 1)
+    report = session.summary()["committed"]
+    assert (report["twice"], report["never"]) == (0, 0)
+    assert (report["once"] == LENGTH) == (steps is None)
     return used
 
 
@@ -66,7 +75,9 @@ def test_after_an_epoch_the_next_one_is_whole(strategy: str, tmp_path: Path) -> 
     def work(world: World) -> list[int]:
         session = make_session(world, strategy)
         resumed = session.resume(tmp_path) is not None
-        used = [number for batch in session.batches(Numbered(LENGTH), batch_size=4) for number in numbers(batch)]
+        used = [
+            number for batch in session.batches(Numbered(LENGTH), batch_size=4) for number in numbers(batch)
+        ]
         session.save(tmp_path, wait=True)
         assert session.epoch == 1 + resumed
         return used
@@ -174,3 +185,70 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
     assert said.count("warning: ") == 1
     assert "step-00000003 cannot be used: tensors.safetensors has 100 bytes instead of" in said
     assert "using step-00000002 instead" in said
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """The newest checkpoint with another record."""
+    tensors, record = checkpoint.load(directory)
+    change(record)
+    checkpoint.save(directory, step=record.get("steps", 9), tensors=tensors, record=record)
+
+
+def as_in_the_beginning(record: dict[str, Any]) -> None:
+    """As the first version wrote it."""
+    ((_, position),) = record["committed"]
+    for name in ("committed", "checks", "apart", "groups_apart", "history", "plan"):
+        del record[name]
+    record |= {"position": position, "random": [one["torch"] for one in record["random"]]}
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    def work(world: World, until: int, resumes: bool) -> list[Tensor]:
+        session = make_session(world)
+        if resumes:
+            assert session.resume(tmp_path) == {"note": 1}
+        batches = session.batches(Numbered(LENGTH), batch_size=4)
+        for batch in batches:
+            session.step(batch)
+            if session.steps == until:
+                break
+        batches.close()
+        session.save(tmp_path, extra={"note": 1})
+        session.close()
+        return [param.detach().clone() for param in session.model.parameters()]
+
+    in_threads(2, functools.partial(work, until=3, resumes=False))
+    rewrite(tmp_path, as_in_the_beginning)
+    resumed = in_threads(2, functools.partial(work, until=7, resumes=True))
+    assert_same_bits([resumed[0], in_threads(2, functools.partial(work, until=7, resumes=False))[0]])
+
+
+@pytest.mark.parametrize("name", ["optimizer_class", "random", "steps"])
+def test_a_checkpoint_that_lacks_something_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    in_threads(1, lambda world: make_session(world).save(tmp_path, wait=True))
+    rewrite(tmp_path, lambda record: record.pop(name))
+    with pytest.raises(
+        CheckpointError, match=f"does not say {name}: it was not saved by a session, or by a version"
+    ):
+        in_threads(2, lambda world: make_session(world).resume(tmp_path))
+
+
+def test_the_history_of_lbfgs_goes_on(tmp_path: Path) -> None:
+    def work(world: World, stops: list[int]) -> list[Tensor]:
+        for stop in stops:
+            net = make_net()
+            session = Session(net, lbfgs(net), loss, world=world)
+            session.resume(tmp_path / str(stops))
+            batches = session.batches(Numbered(64), batch_size=4)
+            for batch in batches:
+                session.step(batch)
+                if session.steps == stop:
+                    break
+            batches.close()
+            session.save(tmp_path / str(stops))
+            session.close()
+        return [param.detach().clone() for param in session.model.parameters()]
+
+    parts = in_threads(2, functools.partial(work, stops=[3, 5, 8]))
+    whole = in_threads(2, functools.partial(work, stops=[8]))
+    assert_same_bits([parts[0], whole[0]])

@@ -1,7 +1,7 @@
 """A disk on which the writing process kills itself, for real, at a chosen operation; and a process that forks writers.
 
 python -m tests.faults.killing reads lines `directory content tensors_bytes record_bytes step keep at half` and answers
-each with the exit code of a process that wrote that checkpoint, and how many operations it had made before it was killed.
+each with the exit code of a process that wrote that checkpoint, and how many operations it made if it was not killed.
 It has no torch, so that a process is a few milliseconds.
 """
 

@@ -66,7 +66,9 @@ class Started:
         self.out = out
 
     def wait_for_output(self, words: str, times: int) -> None:
-        assert wait_until(lambda: self.out.read_text().count(words) >= times or self.process.poll() is not None)
+        assert wait_until(
+            lambda: self.out.read_text().count(words) >= times or self.process.poll() is not None
+        )
         assert self.process.poll() is None, self.end()
 
     def end(self) -> Done:
@@ -124,7 +126,9 @@ def test_a_run_that_was_told_to_end_and_goes_on_equals_one_that_was_not(tmp_path
 
 @pytest.mark.parametrize("how", ["launcher", "everyone", "one worker"])
 @pytest.mark.parametrize(
-    "strategy", [["all-reduce"], ["hogwild"], ["parameter-server:async", "--servers", "1"]], ids=lambda s: s[0]
+    "strategy",
+    [["all-reduce"], ["hogwild"], ["parameter-server:async", "--servers", "1"]],
+    ids=lambda s: s[0],
 )
 def test_a_script_leaves_whoever_is_told_and_goes_on_with_the_samples_that_are_left(
     strategy: list[str], how: str, tmp_path: Path
@@ -132,7 +136,17 @@ def test_a_script_leaves_whoever_is_told_and_goes_on_with_the_samples_that_are_l
     if how != "everyone" and strategy[0] != "all-reduce":
         pytest.skip("one strategy for every way will do")
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = ["launch", "--workers", "2", "--out", "run", "--strategy", *strategy, "script.py", "checkpoints"]
+    command = [
+        "launch",
+        "--workers",
+        "2",
+        "--out",
+        "run",
+        "--strategy",
+        *strategy,
+        "script.py",
+        "checkpoints",
+    ]
     with started(tmp_path, str(BIN / "manyhands"), *command) as first:
         first.wait_for_output("used", 6)
         if how == "launcher":

@@ -50,7 +50,16 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Write]:
             content.write_bytes(tensors + record)
             assert process.stdin
             assert process.stdout
-            words = (directory, content, len(tensors), len(record), step, keep, at, "half" if half else "whole")
+            words = (
+                directory,
+                content,
+                len(tensors),
+                len(record),
+                step,
+                keep,
+                at,
+                "half" if half else "whole",
+            )
             process.stdin.write(" ".join(map(str, words)) + "\n")
             process.stdin.flush()
             code, made, *error = process.stdout.readline().split()
