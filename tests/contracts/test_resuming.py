@@ -75,10 +75,12 @@ def test_after_an_epoch_the_next_one_is_whole(strategy: str, tmp_path: Path) -> 
     def work(world: World) -> list[int]:
         session = make_session(world, strategy)
         resumed = session.resume(tmp_path) is not None
-        used = [
-            number for batch in session.batches(Numbered(LENGTH), batch_size=4) for number in numbers(batch)
-        ]
-        session.save(tmp_path, wait=True)
+        used: list[int] = []
+        for batch in session.batches(Numbered(LENGTH), batch_size=4):
+            session.step(batch)
+            used += numbers(batch)
+        session.save(tmp_path)
+        session.close()
         assert session.epoch == 1 + resumed
         return used
 
