@@ -2,8 +2,9 @@
 
 A gradient vector per worker would cost the most memory of all, so there is only the sum. The workers add to each span
 of it in turn: the one after its owner begins, the owner is last. With a turn for every worker at some span, all
-are busy at once, and the order of the additions is always the same. What the owner adds itself stays where autograd
-left it until the span is updated, when the sum is in the cache anyway, as far as `KEPT_BYTES` allow.
+are busy at once, and the order of the additions is always the same. When the step comes to its gate the sum is
+complete, in memory that everyone sees: whoever dies after that, the others can finish the step. A worker that is alone
+leaves its gradients where autograd put them until they are used, as far as `KEPT_BYTES` allow.
 
 Autograd finishes gradients roughly in the order of the flat vector, and turns are taken in exactly that order: a worker
 only has to know how far the one before it has come, which is one number.
@@ -11,7 +12,6 @@ only has to know how far the one before it has come, which is one number.
 
 from collections.abc import Callable, Container, Sequence
 
-import torch
 from torch import Tensor
 
 from manyhands import telemetry
@@ -20,7 +20,7 @@ from manyhands.errors import UsageError
 from manyhands.replica.factors import Factors
 from manyhands.replica.layout import Layout, Span
 
-KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients for the owners' late additions
+KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients that wait to be added
 
 OnReady = Callable[[Span], None]
 Piece = tuple[Tensor, int, int]  # where to add, and which elements of the parameter's gradient
@@ -73,6 +73,7 @@ class Gradients:
             # Spans that leave before the others' backward passes have ended are added up as they come.
             self._factored = self.factors.layers if not on_ready else ()
             self.factors.begin()
+        self._adds_early = on_ready is not None or self._workers > 1
         self._all_here = False
         self._private_bytes = 0
         self._turn = 0  # the next turn to take
@@ -109,7 +110,7 @@ class Gradients:
         self._private[index] = grad.reshape(-1)
         self._private_bytes += grad.nbytes
         self._take_turns()
-        if self._on_ready or self._private_bytes > self._kept_limit:
+        if self._adds_early or self._private_bytes > self._kept_limit:
             self._add_own()
             while self._private_bytes > 2 * self._kept_limit and self._wait_for_turn():
                 self._take_turns()
@@ -142,7 +143,7 @@ class Gradients:
         while self._turn < self._turn_count:
             self._wait_for_turn()
             self._take_turns()
-        if self._on_ready:
+        if self._adds_early:
             self._add_own()
             while self._next_own < len(self.arrived):
                 self._wait_for_turn()
@@ -157,6 +158,21 @@ class Gradients:
             self._progress.publish(self._steps_done)
             with telemetry.timed("wait"):
                 self._progress.wait(self._steps_done)
+
+    @property
+    def step(self) -> int:
+        """How many steps this worker has brought to the gate."""
+        return self._steps_done // (self._turn_count + 1)
+
+    def passed(self) -> int:
+        """How many steps all workers have brought to the gate, those that are gone included."""
+        assert self._progress
+        return min(self._progress.values()) // (self._turn_count + 1)
+
+    def recompute(self, span: Span) -> Tensor:
+        """The whole sum of a span, whoever owns it: for a step that has passed the gate."""
+        found = self._by_factors(span, self._scratch[: span.stop - span.start])
+        return self.total[span.slice] if found is None else found
 
     def _take_turns(self) -> None:
         """Add what the others wait for, as far as the turns have come."""
@@ -209,7 +225,7 @@ class Gradients:
             ready = (index + 1) * (self._workers - 1)
             if self._turn < ready or not self._is_my_turn(ready):
                 break
-            for piece in self._own[index].values():
+            for piece in () if index in self._factored else self._own[index].values():
                 self._add_last(index, piece)
             self._next_own += 1
             if self._own[index]:
@@ -239,16 +255,16 @@ class Gradients:
 
     def take(self, span: Span) -> Tensor:
         """After `finish`: the whole sum of an owned span, to be used at once; it need not get into `total`."""
+        scratch = self._scratch[: span.stop - span.start]
+        if not self._completed[span.index] and self._by_factors(span, scratch) is not None:
+            return scratch
         if self._completed[span.index] or span.places[0] < self._next_own:
             self.complete(span)
             return self.total[span.slice]
         self._completed[span.index] = 1
-        scratch = self._scratch[: span.stop - span.start]
-        if self._by_factors(span, scratch) is not None:
-            return scratch
         with telemetry.timed("exchange"):
             grad = self._private[span.places[0]]
-            if self._workers == 1 and len(span.places) == 1 and grad is not None:
+            if len(span.places) == 1 and grad is not None:
                 _, start, stop = self._own[span.places[0]][span.index]
                 if stop - start == span.stop - span.start:
                     self._drop_after(span)
@@ -257,7 +273,7 @@ class Gradients:
             for start, stop in self._gaps[span.index]:
                 scratch[start:stop].zero_()
             for index in span.places:
-                self._add_into(scratch, span, index)
+                self._copy_into(scratch, span, index)
             self._drop_after(span)
             return scratch
 
@@ -268,21 +284,15 @@ class Gradients:
         with telemetry.timed("compute"):
             return self.factors.sum_of(span, into)
 
-    def _add_into(self, scratch: Tensor, span: Span, index: int) -> None:
-        """As `_add_last`, with the result elsewhere."""
+    def _copy_into(self, scratch: Tensor, span: Span, index: int) -> None:
         grad = self._private[index]
-        others, start, stop = self._own[index][span.index]
+        _, start, stop = self._own[index][span.index]
         offset = max(self._layout.places[index].start, span.start) - span.start
         into = scratch[offset : offset + stop - start]
-        if self._workers == 1:
-            if grad is None:
-                into.zero_()
-            else:
-                into.copy_(grad[start:stop])
-        elif grad is None:
-            into.copy_(others)
+        if grad is None:
+            into.zero_()
         else:
-            torch.add(others, grad[start:stop], out=into)
+            into.copy_(grad[start:stop])
 
     def _drop_after(self, span: Span) -> None:
         for index in span.places:

@@ -82,6 +82,15 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
     return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit, lanes)), length=at)
 
 
+def slots(layout: Layout) -> list[slice]:
+    """By span: where the numbers of its places are in a table with a row for each place of each span."""
+    found, at = [], 0
+    for span in layout.spans:
+        found.append(slice(at, at + len(span.places)))
+        at += len(span.places)
+    return found
+
+
 def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[Span]:
     """Spans of at most `limit` elements; only a parameter that must stay whole may make a longer one."""
     edges = [0]

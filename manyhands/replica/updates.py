@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manyhands.replica.layout import Layout, Span
+from manyhands.replica.layout import Layout, Span, slots
 
 ELEMENT_WISE: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -74,8 +74,29 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def vector_states(optimizer: Optimizer) -> list[str]:
     """Names of the states that have one element per parameter element, found by trying a step on a toy."""
+    return sorted(
+        {
+            name
+            for toy, state in _trials(optimizer)
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.shape == toy.shape and value.dtype == toy.dtype
+        }
+    )
+
+
+def number_states(optimizer: Optimizer) -> dict[str, torch.dtype]:
+    """Names of the states that are one number in a tensor, with its type."""
+    return {
+        name: value.dtype
+        for _, state in _trials(optimizer)
+        for name, value in sorted(state.items())
+        if isinstance(value, Tensor) and value.ndim == 0
+    }
+
+
+def _trials(optimizer: Optimizer) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
+    """For each parameter group a toy, and its state after one step."""
     trial, step = twin(optimizer), bare_step(optimizer)
-    names: list[str] = []
     for group in optimizer.param_groups:
         toy = torch.ones(2, 2)
         toy.grad = torch.full_like(toy, 0.5)
@@ -85,10 +106,7 @@ def vector_states(optimizer: Optimizer) -> list[str]:
                 step(trial)
         except (RuntimeError, TypeError, ValueError):
             continue  # wants another shape or a closure: its state stays with the owner
-        for name, value in trial.state[toy].items():
-            if isinstance(value, Tensor) and value.shape == toy.shape and value.dtype == toy.dtype:
-                names.append(name)
-    return sorted(set(names))
+        yield toy, trial.state[toy]
 
 
 class Updates:
@@ -101,6 +119,7 @@ class Updates:
         params: Tensor,
         allocate: Callable[[str], Tensor] | None,
         sparse: Iterable[int] = (),
+        numbers: Callable[[int, int], Tensor] | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._twin = twin(optimizer)
@@ -112,6 +131,12 @@ class Updates:
         names = vector_states(optimizer) if allocate else []
         self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
         self._pieces: dict[int, list[_Piece]] = {}
+        # What the state has beside vectors, by place of a span, for whoever has to go on with another's spans: whether
+        # there is any, and the numbers.
+        self._number_names = number_states(optimizer) if numbers else {}
+        self._slots = slots(layout)
+        rows = self._slots[-1].stop
+        self.numbers = numbers(rows, 1 + len(self._number_names)) if numbers else None
 
     def apply(self, span: Span, gradient: Tensor, skipped: frozenset[int] = frozenset()) -> None:
         """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone."""
@@ -136,8 +161,37 @@ class Updates:
             self._step(self._twin)
         for piece in pieces:
             piece.tensor.grad = None  # the gradient's memory is not ours
-            if not piece.adopted:
+            is_new = not piece.adopted
+            if is_new:
                 self._adopt(piece)
+            if self.numbers is not None and (is_new or self._number_names):
+                self._note(span, piece)
+
+    def _note(self, span: Span, piece: "_Piece") -> None:
+        """Write down the numbers of a piece's state where the others see them."""
+        assert self.numbers is not None
+        state = self._twin.state.get(piece.tensor, {})
+        row = [float(bool(state)), *(float(state.get(name, 0.0)) for name in self._number_names)]
+        first = self._slots[span.index].start + span.places.index(piece.places[0])
+        self.numbers[first : first + len(piece.places)] = torch.tensor(row, dtype=self.numbers.dtype)
+
+    def take_from_others(self, spans: Iterable[Span]) -> None:
+        """Go on with spans that others have updated until now: all their state is where everyone sees it."""
+        assert self.numbers is not None
+        for span in spans:
+            rows = self.numbers[self._slots[span.index]].tolist()
+            known = {
+                self._layout.places[index].name: {
+                    **dict.fromkeys(self.vectors),
+                    **{
+                        name: torch.tensor(value, dtype=dtype)
+                        for (name, dtype), value in zip(self._number_names.items(), values, strict=True)
+                    },
+                }
+                for index, (has_state, *values) in zip(span.places, rows, strict=True)
+                if has_state
+            }
+            self._restore(span, known)
 
     def _cut(self, span: Span) -> list["_Piece"]:
         """The fewest pieces: neighbours of one parameter group become one, unless they must stay whole."""
@@ -223,26 +277,32 @@ class Updates:
         self._pieces.clear()
         self._twin.state.clear()
         for span in spans:
-            pieces = self._cut(span)
-            uneven = any(
-                states.get(self._layout.places[i].name)
-                != states.get(self._layout.places[piece.places[0]].name)
-                for piece in pieces
-                for i in piece.places
-                if not piece.whole
-            )
-            if uneven:
-                pieces = [part for piece in pieces for part in self._split(piece)]
-            self._pieces[span.index] = pieces
-            for piece in pieces:
-                known = states.get(self._layout.places[piece.places[0]].name, {})
-                for name, value in known.items():
-                    if value is None and name in self.vectors:
-                        value = self.vectors[name][piece.slice].view(piece.tensor.shape)
-                    elif isinstance(value, Tensor):
-                        value = value.clone()
-                    self._twin.state[piece.tensor][name] = value
-                piece.adopted = bool(known)
+            self._restore(span, states)
+
+    def _restore(self, span: Span, states: Mapping[str, Mapping[str, Any]]) -> None:
+        pieces = self._cut(span)
+        uneven = any(
+            states.get(self._layout.places[i].name) != states.get(self._layout.places[piece.places[0]].name)
+            for piece in pieces
+            for i in piece.places
+            if not piece.whole
+        )
+        if uneven:
+            pieces = [part for piece in pieces for part in self._split(piece)]
+        for old in self._pieces.get(span.index, ()):
+            self._twin.state.pop(old.tensor, None)
+        self._pieces[span.index] = pieces
+        for piece in pieces:
+            known = states.get(self._layout.places[piece.places[0]].name, {})
+            for name, value in known.items():
+                if value is None and name in self.vectors:
+                    value = self.vectors[name][piece.slice].view(piece.tensor.shape)
+                elif isinstance(value, Tensor):
+                    value = value.clone()
+                self._twin.state[piece.tensor][name] = value
+            piece.adopted = bool(known)
+            if self.numbers is not None:
+                self._note(span, piece)
 
 
 def _same_memory(value: Any, home: Tensor) -> bool:
