@@ -89,7 +89,7 @@ class Factors:
         for index, gradient in self._spill.items():
             slot, place = self._slots[index], self._layout.places[index]
             into = self._total[place.start : place.stop].view(place.shape)
-            if self._spilled[slot].any():
+            if self._spilled[slot, : self._mine].any():  # of the others, some may not have begun this step
                 into.add_(gradient)
             else:
                 into.copy_(gradient)
