@@ -19,7 +19,7 @@ from manyhands.cluster.seat import own_seat
 from manyhands.data.ledger import Ledger
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan, Train
-from manyhands.sessions import Session
+from manyhands.sessions import Session, host_count
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -30,7 +30,10 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
     "nadam": torch.optim.NAdam,
     "radam": torch.optim.RAdam,
+    "lbfgs": torch.optim.LBFGS,
 }
+
+LINE_SEARCHES = ("strong_wolfe",)  # of L-BFGS; without one it takes steps of the learning rate
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -42,7 +45,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None = None) -> Session:
     """Train as the plan says; returns the finished session."""
     plan.check()
-    plan, why = plan.on_fair_terms()
+    plan, why = plan.on_fair_terms(host_count())
     assert plan.train.optimizer is not None
     _check_device(plan.cluster.device)
     if plan.cluster.threads is not None:
@@ -180,6 +183,13 @@ def _setting(name: str, key: str, value: str, known: Mapping[str, inspect.Parame
                 f"{where}={value}: expected {len(default)} numbers, as in {'-'.join(map(str, default))}"
             )
         return values
+    declared = known[key].annotation
+    if declared == str | None:
+        if value not in LINE_SEARCHES:
+            raise UnknownName(f"{key} of optimizer {name}", value, LINE_SEARCHES)
+        return value
+    if declared in (int, int | None):
+        return spec.convert(value, int, where)
     if isinstance(default, bool) or default is None:
         return spec.convert(value, bool, where)
     return spec.convert(value, float, where)

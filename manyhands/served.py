@@ -69,7 +69,7 @@ def join(
     scheme = describe(model, optimizer, world.servers)
     host, arena = world.host, world.host.arena
     speaker, allocate = (host.ranks[0], host.allocate) if cached else (world.rank, ordinary)
-    vectors = own_vectors(world.seat, world.neighbours, arena, scheme, speaker, allocate)
+    vectors = own_vectors(world.seat, world.neighbours, arena, scheme, rule, speaker, allocate)
     line = None
     if world.rank == speaker:
         line = connect(world.seat, world.neighbours, arena, scheme, rule, vectors, clip_norm)

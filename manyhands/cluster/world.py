@@ -1,6 +1,5 @@
 """All workers of a run: who shares a host with whom, and how everybody meets."""
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -102,15 +101,7 @@ class World:
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Everyone's bytes, by rank."""
-        sizes = [int(row[0]) for row in self.exchange([float(len(payload))])]
-        start = sum(sizes[: self.rank])
-        everything = torch.zeros(sum(sizes), dtype=torch.uint8)
-        if payload:
-            everything[start : start + len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        self.comm.sum_(everything)
-        blob = everything.numpy().tobytes()
-        edges = [sum(sizes[:rank]) for rank in range(self.size + 1)]
-        return [blob[begin:end] for begin, end in itertools.pairwise(edges)]
+        return self.comm.gather(payload)
 
     def _connect(self) -> None:
         """torch.distributed among all workers, on the network interface that leads to the meeting place."""

@@ -8,7 +8,7 @@ is the same code.
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
+from manyhands.comm.comm import Comm
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
 from manyhands.replica.factors import Factors, LinearLayers, linear_weights
@@ -29,6 +30,7 @@ from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
+from manyhands.replica.portions import pool
 from manyhands.replica.updates import (
     Updates,
     hyper_parameters,
@@ -47,7 +49,9 @@ Loss = Callable[[nn.Module, Any], Tensor]
 class Share:
     """This worker's part of one step: batches with their numbers of samples, and what all workers have together."""
 
-    parts: Sequence[tuple[Any, int]]
+    parts: Iterable[
+        tuple[Any, int]
+    ]  # where it is no sequence, they come one by one and nobody knows how many
     total: Callable[
         [], float
     ]  # asked for after the forward pass: by then the others have said how much they have
@@ -55,6 +59,10 @@ class Share:
     @property
     def samples(self) -> int:
         return sum(samples for _, samples in self.parts)
+
+    def pooled(self, comm: Comm, samples: int) -> list[tuple[Any, int]]:
+        """What all workers have in this step, in portions of at most so many samples; the same list on all."""
+        return pool(self.parts, comm, samples)
 
 
 class Memory(Protocol):
@@ -259,20 +267,21 @@ class Replica:
         pass may still read any of them, and a worker that dies before leaves the parameters as they were.
         """
         self._begin(on_ready)
-        value = 0.0
+        value, count = 0.0, 0
         with telemetry.timed("compute"), self._watched():
             for number, (batch, samples) in enumerate(share.parts, start=1):
                 loss = self._loss(self.model, batch)
                 weight = samples / share.total()
-                self._last_part = number == len(share.parts)
+                self._last_part = isinstance(share.parts, Sequence) and number == len(share.parts)
                 self._passes_back = True
                 # Weighting the loss weights every gradient, at no cost.
                 loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
                 self._passes_back = False
                 value += loss.item() * samples
+                count += samples
         self._end()
         self.steps += 1
-        return value / share.samples if share.samples else float("nan")
+        return value / count if count else float("nan")
 
     def _watched(self) -> AbstractContextManager[object]:
         """While the gradients of large linear layers are taken as factors."""
@@ -310,6 +319,7 @@ class Replica:
 
     def _end(self) -> None:
         """All gradients of this worker are there: say which, and wait until that is true of every worker."""
+        self._last_part = True
         for index, param in enumerate(self.parameters):
             if param.grad is not None:  # used by an earlier batch of this step and not by the last one
                 self._arrive(index, param)
@@ -468,6 +478,13 @@ class Replica:
         for param in self.parameters:
             param.grad = None
         return float(first) if first is not None else float("nan")
+
+    def descend(self) -> None:
+        """Plain gradient descent by this step's gradient, at the rates of the user's optimizer."""
+        grads = self.grads
+        for place in self.layout.places:
+            rate = float(self.optimizer.param_groups[place.group]["lr"])
+            self.params[place.start : place.stop].sub_(grads[place.start : place.stop], alpha=rate)
 
     @contextmanager
     def rate(self, factor: float) -> Iterator[None]:

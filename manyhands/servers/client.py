@@ -16,16 +16,23 @@ from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
 from manyhands.servers.messages import (
+    Add,
     Answer,
+    Applied,
     AskReport,
     AskState,
     Bye,
+    Combine,
     Done,
     Finish,
     GiveState,
     Hello,
     Leave,
+    Measure,
     Norm,
+    Number,
+    Offer,
+    Portion,
     Pull,
     Push,
     Put,
@@ -34,10 +41,12 @@ from manyhands.servers.messages import (
     Request,
     Scale,
     State,
+    Take,
     Values,
     answer,
     encode,
 )
+from manyhands.servers.minimizer import Minimizer
 from manyhands.servers.ownership import Group
 
 
@@ -90,6 +99,7 @@ class Servers:
         self._numbers = itertools.count(1)
         self._steps = 0
         self._samples = 1  # of the step that is under way
+        self._given: Sequence[int] = ()  # by parameter: whether what is pushed has a gradient of it
         self.speaks_for = 1  # workers
         self._late: list[Group] = []  # complete, and not yet pushed
         self._seen = [0] * len(groups)
@@ -97,6 +107,7 @@ class Servers:
         self._norms: dict[int, float] = {}  # by server: squares, of gathered gradients that are to be limited
         self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
         self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
+        self._minimizer: Minimizer | None = None
         self._closed = False
         for line in lines:
             line.send(encode(Hello(number=self._number(), worker=worker, digest=digest, secret=line.secret)))
@@ -106,6 +117,7 @@ class Servers:
     def bind(self, replica: Replica) -> None:
         """The replica whose gradients are pushed; its optimizer says with which settings."""
         self._replica = replica
+        self._given = replica.arrived
         self._settings = named_numbers(replica.optimizer)
 
     # One step
@@ -138,6 +150,7 @@ class Servers:
     def held(self, share: Share) -> Share:
         """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
         self._samples = share.samples
+        self._given = self._replica.arrived
         self._settings = named_numbers(self._replica.optimizer)
 
         def total() -> float:
@@ -154,10 +167,21 @@ class Servers:
         if group is None:
             return
         # Where neighbours add to the gradients, what is missing here may have come from them: known at the end.
-        if self._clips_itself or (self.speaks_for > 1 and self._missing(group, self._replica.arrived)):
+        if self._clips_itself or (self.speaks_for > 1 and self._missing(group, self._given)):
             self._late.append(group)
         else:
-            self._send(group, self._replica.arrived)
+            self._send(group, self._given)
+
+    def give(self, gradient: Tensor, used: Tensor) -> None:
+        """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
+        self.settle()
+        self.grads.copy_(gradient)
+        given = self._given = used.tolist()
+        self._samples = int(any(given))
+        self._settings = named_numbers(self._replica.optimizer)
+        for span in self._replica.spans:
+            self.push(span)
+        self.finish(given)
 
     def _missing(self, group: Group, arrived: Sequence[int]) -> set[int]:
         return {place for span in group.spans for place in span.places if not arrived[place]}
@@ -187,9 +211,9 @@ class Servers:
         self._told[server] = self._settings
         return self._settings
 
-    def finish(self) -> None:
+    def finish(self, used: Sequence[int] | None = None) -> None:
         """All gradients of this step are pushed; with gathered gradients, the step ends when all have its result."""
-        used = self._replica.used.tolist()
+        used = self._replica.used.tolist() if used is None else used
         if self.speaks_for > 1:
             self._samples = max(1, self._samples) if any(used) else 0  # neighbours may have had some
         if self._clips_itself:
@@ -245,6 +269,45 @@ class Servers:
                             self._tell_scale()
                         self._hear(self._lines[self.groups[index].server])
 
+    # An evaluation of the loss that the workers divide among them, for an optimizer that only one of them runs
+
+    def minimize(self, gradient: Callable[[], float]) -> float:
+        """One step of the user's L-BFGS; `gradient` has all workers evaluate the loss where the parameters are now."""
+        self._minimizer = self._minimizer or Minimizer(self._replica.optimizer, self, self._clip_norm)
+        return self._minimizer.minimize(gradient)
+
+    def offer(self, portions: int) -> None:
+        """Begin an evaluation of so many portions, or end the step with none; all that was asked before is done."""
+        self._ask(lambda: Offer(number=self._number(), portions=portions))
+
+    def take(self) -> int | None:
+        """The next portion; None when there is none left."""
+        self._lines[0].send(encode(Take(number=self._number())))
+        said = self._answer_of(self._lines[0], Portion)
+        assert isinstance(said, Portion)
+        return said.index
+
+    def add(self) -> None:
+        """Add this worker's gradient to that of the evaluation; returns when it is there."""
+        grads = self._replica.grads
+        for group in self.groups:
+            message = Add(number=self._number(), group=group.index)
+            self._lines[group.server].send(encode(message), grads[group.slice])
+            telemetry.count("pushes", 1)
+        for group in self.groups:
+            self._answer_of(self._lines[group.server], Done)
+
+    def combine(self, vector: str, terms: list[tuple[str, float]], forgotten: list[str]) -> None:
+        """A vector on the servers becomes a sum of multiples of vectors."""
+        for line in self._lines:
+            message = Combine(number=self._number(), vector=vector, terms=terms, forgotten=forgotten)
+            line.send(encode(message))
+
+    def measure(self, kind: str, one: str, other: str) -> list[float]:
+        """A number of two vectors, from every server."""
+        said = self._ask(lambda: Measure(number=self._number(), kind=kind, one=one, other=other))
+        return [number.value for number in said if isinstance(number, Number)]
+
     # What is not a step
 
     def leave(self, take_part: Callable[[Share], object]) -> None:
@@ -258,6 +321,8 @@ class Servers:
     def pull(self) -> None:
         """All parameters as the servers have them now."""
         self._fetch("params", self.params)
+        self._arrived.clear()  # what had come before is older
+        telemetry.count("pulls", 1)
 
     def vector(self, name: str) -> Tensor:
         """An optimizer state as the servers have it; in common memory where all servers are here."""
@@ -322,7 +387,7 @@ class Servers:
     def _ask(self, question: Callable[[], Request]) -> list[Answer]:
         for line in self._lines:
             line.send(encode(question()))
-        return [self._answer_of(line, (Done, State, Report)) for line in self._lines]
+        return [self._answer_of(line, (Done, Number, State, Report)) for line in self._lines]
 
     def _answer_of(self, line: Line, kind: type | tuple[type, ...]) -> Answer:
         while True:
@@ -346,7 +411,9 @@ class Servers:
                 self._note(answer(found[0]), found[1])
 
     def _note(self, said: Answer, vector: Tensor | None) -> None:
-        if isinstance(said, Values):
+        if isinstance(said, Applied):
+            self._unanswered.discard(said.group)
+        elif isinstance(said, Values):
             self._unanswered.discard(said.group)
             self._arrived[said.group] = (said, vector)
         elif isinstance(said, Norm):

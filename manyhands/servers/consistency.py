@@ -23,6 +23,9 @@ class Rule:
     """How many steps a worker may be ahead of the slowest; None for any number."""
     teams: int = 1
     """Of how many teams of equal size, workers that follow each other, gradients are gathered."""
+    fetches: bool = False
+    """Whether workers compute on copies of their own, which they fetch when they like; otherwise every push is
+    answered with the parameters, and on one host there is nothing to fetch."""
 
     @property
     def weighs(self) -> bool:
@@ -77,6 +80,10 @@ class Clocks:
         if not self.rule.gathers:
             return worker
         return self._workers.index(worker) * self.rule.teams // len(self._workers)
+
+    @property
+    def fetches(self) -> bool:
+        return self.rule.fetches
 
     @property
     def floor(self) -> int:

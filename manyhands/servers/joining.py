@@ -52,6 +52,7 @@ def own_vectors(
     neighbours: Neighbourhood,
     arena: Arena,
     scheme: Scheme,
+    rule: Rule,
     speaker: int,
     allocate: Callable[[int, torch.dtype], Tensor],
 ) -> Vectors:
@@ -60,7 +61,7 @@ def own_vectors(
     memory = scheme.memory(arena, seat.workers)
     length, dtype = scheme.layout.length, scheme.dtype
     return Vectors(
-        params=memory.params if len(near) == seat.servers else allocate(length, dtype),
+        params=memory.params if len(near) == seat.servers and not rule.fetches else allocate(length, dtype),
         grads=memory.grads(speaker) if near else allocate(length, dtype),
     )
 
@@ -103,7 +104,7 @@ def connect(
         grads=vectors.grads,
         common=memory.vector if memory else None,
         versions=memory.versions(len(scheme.groups)) if memory else None,
-        in_place=len(near) == seat.servers,
+        in_place=len(near) == seat.servers and not rule.fetches,
         clip_norm=clip_norm,
         digest=scheme.digest,
     )

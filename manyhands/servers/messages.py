@@ -66,6 +66,39 @@ class Put(Said, frozen=True):
     vector: str = "params"
 
 
+class Offer(Said, frozen=True):
+    """The loss is to be evaluated anew: the gradient begins at zero, and so many portions of work are to be taken."""
+
+    portions: int
+
+
+class Take(Said, frozen=True):
+    """A worker is free: which portion is next?"""
+
+
+class Add(Said, frozen=True):
+    """A gradient of one group, to be added to that of the evaluation."""
+
+    group: int
+
+
+class Combine(Said, frozen=True):
+    """A vector becomes a sum of multiples of vectors; some others are no longer needed. There is no answer."""
+
+    vector: str
+    terms: list[tuple[str, float]]
+    forgotten: list[str] = []
+
+
+class Measure(Said, frozen=True):
+    """One number of two vectors, over the groups that this server owns: their `dot` product, the sum of the
+    `magnitudes` of the first, or the `largest` of them."""
+
+    kind: str
+    one: str
+    other: str
+
+
 class AskState(Said, frozen=True):
     """What the optimizer knows besides vectors, of the groups that this server owns."""
 
@@ -92,12 +125,30 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
     vector: str = "params"
 
 
+class Applied(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """A group's push was applied; where workers fetch parameters when they like, none come with it."""
+
+    group: int
+
+
 class Norm(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """The gathered gradients of this server's groups, put together: the square of their norm. For the first member of
     the team that took part in the step."""
 
     server: int
     square: float
+
+
+class Portion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """The next portion of work; None: there is none left."""
+
+    index: int | None
+
+
+class Number(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """What a measure gave."""
+
+    value: float
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -128,8 +179,25 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
 
 
 # From a worker, and from a server.
-Request = Hello | Push | Finish | Scale | Leave | Pull | Put | AskState | GiveState | AskReport | Bye
-Answer = Values | Norm | Done | State | Report | Refusal
+Request = (
+    Hello
+    | Push
+    | Finish
+    | Scale
+    | Leave
+    | Pull
+    | Put
+    | Offer
+    | Take
+    | Add
+    | Combine
+    | Measure
+    | AskState
+    | GiveState
+    | AskReport
+    | Bye
+)
+Answer = Values | Applied | Norm | Portion | Number | Done | State | Report | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

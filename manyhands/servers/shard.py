@@ -18,14 +18,21 @@ from manyhands.replica.updates import Updates, set_named_numbers
 from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.messages import (
+    Add,
     Answer,
+    Applied,
     AskReport,
     AskState,
+    Combine,
     Done,
     Finish,
     GiveState,
     Leave,
+    Measure,
     Norm,
+    Number,
+    Offer,
+    Portion,
     Pull,
     Push,
     Put,
@@ -33,9 +40,11 @@ from manyhands.servers.messages import (
     Request,
     Scale,
     State,
+    Take,
     Values,
 )
 from manyhands.servers.ownership import Group
+from manyhands.servers.vectors import GRADIENT, Vectors
 
 Reply = tuple[int, Answer, Tensor | None]  # the worker, the answer, and the vector that goes with it
 
@@ -96,6 +105,8 @@ class Shard:
         self._optimizer = optimizer
         self._updates = updates
         self._vectors: Mapping[str, Tensor] = {"params": params, **updates.vectors}
+        self._algebra = Vectors([(group.index, params[group.slice]) for group in self._groups.values()])
+        self._portions = iter(range(0))
         self._clocks = clocks
         self._versions = versions.numpy()
         self._near_grads = near_grads
@@ -118,7 +129,7 @@ class Shard:
 
     def expects(self, message: Request) -> int | None:
         """How many bytes must come with a message that travels over the network; None: it is not for us."""
-        if isinstance(message, (Push, Put, Pull)):
+        if isinstance(message, (Push, Put, Pull, Add)):
             group = self._groups.get(message.group)
             if group is None or getattr(message, "vector", "params") not in self._vectors:
                 return None
@@ -145,6 +156,8 @@ class Shard:
             if payload is not None:
                 self._vectors[message.vector][self._groups[message.group].slice] = payload
             yield worker, Done(number=message.number), None
+        elif isinstance(message, (Offer, Take, Add, Combine, Measure)):
+            yield from self._evaluate(worker, message, payload)
         elif isinstance(message, AskState):
             yield worker, State(states=states.pack(self._updates.export())), None
         elif isinstance(message, GiveState):
@@ -153,6 +166,31 @@ class Shard:
             yield worker, Done(number=message.number), None
         elif isinstance(message, AskReport):
             yield worker, self.report(), None
+
+    def _evaluate(
+        self, worker: int, message: Offer | Take | Add | Combine | Measure, payload: Tensor | None
+    ) -> Iterator[Reply]:
+        """Work for an optimizer that runs elsewhere, and whose vectors are here."""
+        if isinstance(message, Take):
+            yield worker, Portion(index=next(self._portions, None)), None
+        elif isinstance(message, Combine):
+            self._algebra.forget(message.forgotten)
+            self._algebra.combine(message.vector, message.terms)
+        elif isinstance(message, Measure):
+            value = self._algebra.measure(message.kind, message.one, message.other)
+            yield worker, Number(value=value), None
+        else:
+            if isinstance(message, Offer):
+                self._portions = iter(range(message.portions))
+                self._algebra.combine(GRADIENT, [])
+            else:
+                near = (
+                    self._near_grads(worker)[self._groups[message.group].slice]
+                    if payload is None
+                    else payload
+                )
+                self._algebra.add(message.group, near)
+            yield worker, Done(number=message.number), None
 
     def _push(self, worker: int, push: Push, payload: Tensor | None) -> Iterator[Reply]:
         version = int(self._versions[push.group])
@@ -211,7 +249,7 @@ class Shard:
         still = []
         for worker, group, step in self._unanswered:
             if self._clocks.may_read(step):
-                yield self._values(worker, self._groups[group], "params")
+                yield self._fresh(worker, group)
             else:
                 still.append((worker, group, step))
         self._unanswered = still
@@ -220,7 +258,7 @@ class Shard:
         """A worker that has left does not go on with what it reads, so it need not be fresh."""
         for other, group, _ in self._unanswered:
             if other == worker:
-                yield self._values(worker, self._groups[group], "params")
+                yield self._fresh(worker, group)
         self._unanswered = [entry for entry in self._unanswered if entry[0] != worker]
 
     def _apply(self, update: "_Update") -> None:
@@ -257,6 +295,12 @@ class Shard:
         authors.append(self._clocks.team(workers[0]))
         self._versions[group.index] = version + 1
         self._count += 1
+
+    def _fresh(self, worker: int, group: int) -> Reply:
+        """The answer to a push that was applied."""
+        if self._clocks.fetches:
+            return worker, Applied(group=group), None
+        return self._values(worker, self._groups[group], "params")
 
     def _values(self, worker: int, group: Group, vector: str) -> Reply:
         version = int(self._versions[group.index])

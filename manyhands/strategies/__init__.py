@@ -7,6 +7,7 @@ from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
 from manyhands.strategies.diloco import DiLoCo
 from manyhands.strategies.double_buffer import DoubleBuffer
+from manyhands.strategies.downpour import Downpour
 from manyhands.strategies.elastic_averaging import ElasticAveraging
 from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
@@ -14,6 +15,7 @@ from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.local_sgd import LocalSGD
 from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
+from manyhands.strategies.sandblaster import Sandblaster
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
 from manyhands.strategies.tournament import Tournament
@@ -36,6 +38,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "tournament": Tournament,
     "parameter-server": ParameterServer,
     "worker-groups": WorkerGroups,
+    "downpour": Downpour,
+    "sandblaster": Sandblaster,
 }
 
 DEFAULT = "all-reduce"
@@ -69,5 +73,10 @@ def admit(strategy: Strategy, asked: Asked) -> None:
         raise UsageError(
             f"{name} uses no servers, and {asked.servers} were asked for; leave --servers out, or choose a strategy "
             "with servers"
+        )
+    if strategy.only_optimizer and asked.optimizer not in (None, strategy.only_optimizer):
+        raise UsageError(
+            f"{name} trains with the optimizer {strategy.only_optimizer} alone, not with {asked.optimizer}; use "
+            f"{strategy.only_optimizer}, or another strategy"
         )
     strategy.check(asked)

@@ -112,7 +112,7 @@ def running(rule: Rule) -> Iterator[Running]:
     def join(rank: int) -> None:
         places = Neighbourhood(hosts=hosts, memory_fd=fds[rank], store=store)
         arena = Arena(fds[rank])
-        vectors = joining.own_vectors(seats[rank], places, arena, scheme, rank, joining.ordinary)
+        vectors = joining.own_vectors(seats[rank], places, arena, scheme, rule, rank, joining.ordinary)
         found[rank] = joining.connect(seats[rank], places, arena, scheme, rule, vectors)
         replica: Any = SimpleNamespace(
             arrived=[1] * len(scheme.layout.places),
