@@ -31,7 +31,7 @@ FAULTS = [
     Fault(who=1, when="backward"),
     Fault(who=0, when="update", span=0),
     Fault(who=1, when="update", span=1),
-    Fault(who=2, when="update", span=2),
+    Fault(who=2, when="update", span=1),
     Fault(who=2, when="settle"),
 ]
 
