@@ -21,6 +21,7 @@ class Shape:
     shape: tuple[int, ...]
     group: int  # the optimizer's parameter group
     whole: bool = False  # may not be split: its update or its gradients need all of it together
+    rows: bool = False  # gets gradients for some rows only, and has a span to itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Place:
     whole: bool
     start: int
     stop: int
+    rows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,7 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
                 whole=shape.whole,
                 start=at,
                 stop=at + size,
+                rows=shape.rows,
             )
         )
         at += _aligned(size)
@@ -84,7 +87,9 @@ def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
     edges = [0]
     for place in places:
         end = place.start + _aligned(place.stop - place.start)
-        if place.whole:
+        if place.rows:
+            edges += [edge for edge in (place.start, end) if edge > edges[-1]]
+        elif place.whole:
             if end - edges[-1] > limit and place.start > edges[-1]:
                 edges.append(place.start)
             if end - edges[-1] >= limit:

@@ -50,7 +50,13 @@ def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, la
     sparse = sparse_ids(model)
     whole = not is_element_wise(optimizer)
     shapes = [
-        Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
+        Shape(
+            name=name,
+            shape=tuple(p.shape),
+            group=group_of[id(p)],
+            whole=whole or id(p) in sparse,
+            rows=id(p) in sparse,
+        )
         for name, p in zip(names, params, strict=True)
     ]
     return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)

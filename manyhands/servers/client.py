@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -39,6 +39,7 @@ from manyhands.servers.messages import (
     encode,
 )
 from manyhands.servers.ownership import Group
+from manyhands.servers.rows import as_table, pack, touched, unpack
 
 
 class Line(Protocol):
@@ -72,7 +73,7 @@ class Servers:
         grads: Tensor,
         common: Callable[[str], Tensor] | None,
         versions: Tensor | None,
-        in_place: bool,
+        near: Collection[int],
         clip_norm: float | None,
         digest: int,
     ) -> None:
@@ -83,7 +84,8 @@ class Servers:
         self._lines = lines
         self._rule = rule
         self._common = common
-        self.in_place = in_place
+        self._near = near
+        self.in_place = len(near) == len(lines)
         self._clip_norm = clip_norm
         self._versions = versions.numpy() if versions is not None else None
         self._last_span = {group.spans[-1].index: group for group in groups}
@@ -123,7 +125,13 @@ class Servers:
             self._seen = self._versions.tolist()
             return
         for index, (values, vector) in self._arrived.items():
-            self._place(self.groups[index], "params", self.params, vector)
+            group = self.groups[index]
+            if values.rows is not None and group.table and vector is not None:
+                numbers = unpack(values.rows, group.table)
+                rows = vector.view(self.params.dtype).view(-1, group.table[1])
+                as_table(self.params[group.slice], group.table)[numbers] = rows
+            else:
+                self._place(group, "params", self.params, vector)
             self._seen[index] = values.version
         self._arrived.clear()
 
@@ -163,6 +171,11 @@ class Servers:
 
     def _send(self, group: Group, arrived: Sequence[int]) -> None:
         missing = self._missing(group, arrived)
+        vector, rows = None if self._empty else self.grads[group.slice], None
+        if group.table and vector is not None and group.server not in self._near:
+            rows = touched(vector, group.table)
+            if rows is not None:
+                vector = as_table(vector, group.table)[rows].view(-1)
         push = Push(
             number=self._number(),
             group=group.index,
@@ -170,10 +183,11 @@ class Servers:
             seen=self._seen[group.index],
             empty=self._empty,
             missing=tuple(sorted(missing)),
+            rows=None if rows is None else pack(rows),
             settings=self._news(group.server),
         )
         self._unanswered.add(group.index)
-        self._lines[group.server].send(encode(push), None if self._empty else self.grads[group.slice])
+        self._lines[group.server].send(encode(push), vector)
         telemetry.count("pushes", 1)
         self._listen()
 
@@ -267,10 +281,12 @@ class Servers:
         wanted = {group.index for group in self.groups}
         while wanted:
             said, vector = self._next(self._lines[self.groups[min(wanted)].server])
-            if isinstance(said, Values) and said.vector == name and said.group in wanted:
+            late = isinstance(said, Values) and said.group in self._unanswered  # the answer to a push
+            if isinstance(said, Values) and said.vector == name and said.group in wanted and not late:
                 wanted.remove(said.group)
                 if name == "params":
                     self._seen[said.group] = said.version
+                    self._arrived.pop(said.group, None)  # older than this
                 self._place(self.groups[said.group], name, target, vector)
             else:
                 self._note(said, vector)

@@ -103,7 +103,7 @@ def connect(
         grads=vectors.grads,
         common=memory.vector if memory else None,
         versions=memory.versions(len(scheme.groups)) if memory else None,
-        in_place=len(near) == seat.servers,
+        near=near,
         clip_norm=clip_norm,
         digest=scheme.digest,
     )
@@ -143,6 +143,7 @@ def _server(
     ranks = neighbours.beside(seat.rank)
     workers = speakers(seat, neighbours, cached)
     near = set(ranks).intersection(workers)
+    far = [rank for rank in workers if rank not in near]
     length = scheme.layout.length
     if seat.rank == next(rank for rank in ranks if rank >= seat.workers):
         vectors = 1 + len(near) + len(scheme.states)
@@ -176,9 +177,9 @@ def _server(
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
+        far=far,
     )
     ports: list[Port] = [NearPort(memory, index)] if near else []
-    far = [rank for rank in workers if rank not in near]
     if far:
         from manyhands.servers.wire import WirePort, make_keys
 
