@@ -90,7 +90,9 @@ class Servers:
         self._versions = versions.numpy() if versions is not None else None
         self._last_span = {group.spans[-1].index: group for group in groups}
         self._numbers = itertools.count(1)
-        self._steps = 0
+        self._steps = 0  # since all workers last paused
+        self._made = 0  # since the beginning
+        self._sums: dict[int, _Sum] = {}  # of groups that are not pushed in every step
         self._empty = False
         self.speaks_for = 1  # workers
         self._late: list[Group] = []  # complete, and not yet pushed
@@ -171,7 +173,15 @@ class Servers:
 
     def _send(self, group: Group, arrived: Sequence[int]) -> None:
         missing = self._missing(group, arrived)
-        vector, rows = None if self._empty else self.grads[group.slice], None
+        empty = self._empty
+        if group.every > 1:
+            sums = self._sums.setdefault(group.index, _Sum(group))
+            if not empty:
+                sums.add(self.grads[group.slice], missing)
+            if (self._made + 1) % group.every:
+                return
+            missing, empty = sums.take(self.grads[group.slice])
+        vector, rows = None if empty else self.grads[group.slice], None
         if group.table and vector is not None and group.server not in self._near:
             rows = touched(vector, group.table)
             if rows is not None:
@@ -181,7 +191,7 @@ class Servers:
             group=group.index,
             step=self._steps,
             seen=self._seen[group.index],
-            empty=self._empty,
+            empty=empty,
             missing=tuple(sorted(missing)),
             rows=None if rows is None else pack(rows),
             settings=self._news(group.server),
@@ -213,6 +223,7 @@ class Servers:
         for line in self._lines:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
+        self._made += 1
         if self._rule.gathers:
             self._tell_scale()
             self.wait()
@@ -362,3 +373,27 @@ class Servers:
             self._arrived[said.group] = (said, vector)
         elif isinstance(said, Refusal):
             raise UsageError(said.reason)
+
+
+class _Sum:
+    """The gradients of a group that is pushed every few steps: what goes is their mean."""
+
+    def __init__(self, group: Group) -> None:
+        self._every = group.every
+        self._total: Tensor | None = None
+        self._missing: set[int] = set()
+
+    def add(self, gradient: Tensor, missing: set[int]) -> None:
+        if self._total is None:
+            self._total, self._missing = gradient.clone(), missing
+        else:
+            self._total.add_(gradient)
+            self._missing &= missing
+
+    def take(self, into: Tensor) -> tuple[set[int], bool]:
+        """The mean, what got no gradient in any of the steps, and whether there was nothing at all."""
+        total, missing = self._total, self._missing
+        self._total, self._missing = None, set()
+        if total is not None:
+            into.copy_(total.div_(self._every))
+        return missing, total is None

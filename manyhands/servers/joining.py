@@ -22,8 +22,7 @@ from manyhands.replica.updates import Updates
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
 from manyhands.servers.near import NearLine, NearPort
-from manyhands.servers.ownership import GROUP_BYTES
-from manyhands.servers.scheme import Scheme, describe
+from manyhands.servers.scheme import Scheme
 from manyhands.servers.server import Port, Server
 from manyhands.servers.shard import Shard
 
@@ -113,14 +112,14 @@ def serve(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     *,
     clip_norm: float | None = None,
     cached: bool = False,
-    group_bytes: int = GROUP_BYTES,
 ) -> None:
     """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, rule, clip_norm, cached, group_bytes)
+    server = _server(station, model, optimizer, scheme, rule, clip_norm, cached)
     try:
         server.run()
     finally:
@@ -131,15 +130,14 @@ def _server(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     clip_norm: float | None,
     cached: bool,
-    group_bytes: int,
 ) -> Server:
     seat, neighbours = station.seat, station.neighbours
     index = seat.server
     assert index is not None
-    scheme = describe(model, optimizer, seat.servers, group_bytes)
     ranks = neighbours.beside(seat.rank)
     workers = speakers(seat, neighbours, cached)
     near = set(ranks).intersection(workers)

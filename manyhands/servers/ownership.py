@@ -22,6 +22,8 @@ class Group:
     spans: tuple[Span, ...]
     table: tuple[int, int] | None = None
     """Rows and columns of a parameter that gets gradients for some rows only: then only those travel."""
+    every: int = 1
+    """Steps from one push to the next."""
 
     @property
     def start(self) -> int:
@@ -49,7 +51,13 @@ def share_out(
     groups: list[Group] = []
     for spans in _runs(layout, most):
         server = owned.index(min(owned))
-        group = Group(index=len(groups), server=server, spans=tuple(spans), table=_table(layout, spans[0]))
+        group = Group(
+            index=len(groups),
+            server=server,
+            spans=tuple(spans),
+            table=_table(layout, spans[0]),
+            every=_every(layout, spans[0]),
+        )
         owned[server] += group.length
         groups.append(group)
     return tuple(groups)
@@ -60,11 +68,18 @@ def _table(layout: Layout, span: Span) -> tuple[int, int] | None:
     return (place.shape[0], prod(place.shape[1:])) if place.rows else None
 
 
+def _every(layout: Layout, span: Span) -> int:
+    return layout.places[span.places[0]].every
+
+
 def _runs(layout: Layout, most: int) -> list[list[Span]]:
     """Runs of at most so many elements; a longer span makes one of its own, and so does a table."""
     runs: list[list[Span]] = []
     for span in layout.spans:
-        apart = _table(layout, span) or (runs and _table(layout, runs[-1][0]))
+        before = runs[-1][0] if runs else span
+        apart = (
+            _table(layout, span) or _table(layout, before) or _every(layout, span) != _every(layout, before)
+        )
         if runs and not apart and span.stop - runs[-1][0].start <= most:
             runs[-1].append(span)
         else:

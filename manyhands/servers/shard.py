@@ -135,6 +135,8 @@ class Shard:
             yield from self._push(worker, message, payload)
         elif isinstance(message, Finish):
             yield from self._apply_all(self._clocks.finish(worker, message.step))
+            if self._awaits_scale and self._clocks.floor > message.step:
+                yield 0, Norm(square=sum(self._square(update) for update in self._held)), None
         elif isinstance(message, Scale):
             yield from self._scale(message.factor)
         elif isinstance(message, Leave):
@@ -183,8 +185,6 @@ class Shard:
                 self._held.append(update)
             else:
                 self._apply(update)
-        if due and self._awaits_scale and len(self._held) == len(self._groups):
-            yield 0, Norm(square=sum(self._square(update) for update in self._held)), None
         yield from self._answer()
 
     def _scale(self, factor: float) -> Iterator[Reply]:

@@ -86,6 +86,10 @@ class Strategy:
         """Whether the workers of a host share a replica, and one of them speaks with the servers for all."""
         return False
 
+    def every_of(self, parameter: str) -> int:
+        """How many steps lie between two pushes of this parameter's gradients to the servers."""
+        return 1
+
     def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 

@@ -100,7 +100,8 @@ def running(rule: Rule, make: Callable[[], tuple[nn.Module, Any]] = make_model) 
         places = Neighbourhood(hosts=hosts, memory_fd=fds[-1], store=store)
         station: Any = SimpleNamespace(seat=seats[-1], neighbours=places, arena=Arena(fds[-1]))
         try:
-            joining.serve(station, model, optimizer, rule, group_bytes=GROUP_BYTES)
+            scheme = describe(model, optimizer, 1, GROUP_BYTES)
+            joining.serve(station, model, optimizer, scheme, rule)
         except BaseException as error:
             errors.append(error)
         station.arena.close()
