@@ -21,6 +21,8 @@ class Shape:
     shape: tuple[int, ...]
     group: int  # the optimizer's parameter group
     whole: bool = False  # may not be split: its update or its gradients need all of it together
+    rows: bool = False  # gets gradients for some rows only, and has a span to itself
+    every: int = 1  # steps from one update to the next; a span has parameters of one kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class Place:
     whole: bool
     start: int
     stop: int
+    rows: bool = False
+    every: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,8 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
                 whole=shape.whole,
                 start=at,
                 stop=at + size,
+                rows=shape.rows,
+                every=shape.every,
             )
         )
         at += _aligned(size)
@@ -82,9 +88,15 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
 def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
     """Spans of at most `limit` elements; only a parameter that must stay whole may make a longer one."""
     edges = [0]
+    last = 1
     for place in places:
+        if place.every != last and place.start > edges[-1]:
+            edges.append(place.start)
+        last = place.every
         end = place.start + _aligned(place.stop - place.start)
-        if place.whole:
+        if place.rows:
+            edges += [edge for edge in (place.start, end) if edge > edges[-1]]
+        elif place.whole:
             if end - edges[-1] > limit and place.start > edges[-1]:
                 edges.append(place.start)
             if end - edges[-1] >= limit:

@@ -1,6 +1,6 @@
 """Which parameters of a model are trained, and what kind they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,14 @@ def sparse_ids(model: nn.Module) -> set[int]:
     }
 
 
-def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, lanes: int) -> Layout:
+def lay_out_model(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    span_bytes: int,
+    lanes: int,
+    every: Callable[[str], int] = lambda name: 1,
+) -> Layout:
     """Where the trained parameters lie in the flat vector: the same on everyone who has the same model."""
     names, params = trained(model, optimizer)
     _, dtype = one_type(params)
@@ -50,7 +57,14 @@ def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, la
     sparse = sparse_ids(model)
     whole = not is_element_wise(optimizer)
     shapes = [
-        Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
+        Shape(
+            name=name,
+            shape=tuple(p.shape),
+            group=group_of[id(p)],
+            whole=whole or id(p) in sparse,
+            rows=id(p) in sparse,
+            every=every(name),
+        )
         for name, p in zip(names, params, strict=True)
     ]
     return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)

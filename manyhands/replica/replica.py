@@ -110,7 +110,9 @@ class Replica:
         self.lanes = lanes or self._workers
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
-        self.layout = lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes)
+        self.layout = (
+            lent.layout if lent else lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes)
+        )
         # Flat order is last parameter first.
         self._names.reverse()
         self.parameters.reverse()

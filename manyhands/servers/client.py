@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -48,6 +48,7 @@ from manyhands.servers.messages import (
 )
 from manyhands.servers.minimizer import Minimizer
 from manyhands.servers.ownership import Group
+from manyhands.servers.rows import as_table, pack, touched, unpack
 
 
 class Line(Protocol):
@@ -81,7 +82,7 @@ class Servers:
         grads: Tensor,
         common: Callable[[str], Tensor] | None,
         versions: Tensor | None,
-        in_place: bool,
+        near: Collection[int],
         clip_norm: float | None,
         digest: int,
     ) -> None:
@@ -92,12 +93,15 @@ class Servers:
         self._lines = lines
         self._rule = rule
         self._common = common
-        self.in_place = in_place
+        self._near = near
+        self.in_place = len(near) == len(lines) and not rule.fetches
         self._clip_norm = clip_norm
         self._versions = versions.numpy() if versions is not None else None
         self._last_span = {group.spans[-1].index: group for group in groups}
         self._numbers = itertools.count(1)
-        self._steps = 0
+        self._steps = 0  # since all workers last paused
+        self._made = 0  # since the beginning
+        self._sums: dict[int, _Sum] = {}  # of groups that are not pushed in every step
         self._samples = 1  # of the step that is under way
         self._given: Sequence[int] = ()  # by parameter: whether what is pushed has a gradient of it
         self.speaks_for = 1  # workers
@@ -136,7 +140,13 @@ class Servers:
             self._seen = self._versions.tolist()
             return
         for index, (values, vector) in self._arrived.items():
-            self._place(self.groups[index], "params", self.params, vector)
+            group = self.groups[index]
+            if values.rows is not None and group.table and vector is not None:
+                numbers = unpack(values.rows, group.table)
+                rows = vector.view(self.params.dtype).view(-1, group.table[1])
+                as_table(self.params[group.slice], group.table)[numbers] = rows
+            else:
+                self._place(group, "params", self.params, vector)
             self._seen[index] = values.version
         self._arrived.clear()
 
@@ -188,17 +198,32 @@ class Servers:
 
     def _send(self, group: Group, arrived: Sequence[int]) -> None:
         missing = self._missing(group, arrived)
+        samples = self._samples
+        if group.every > 1:
+            sums = self._sums.setdefault(group.index, _Sum(group))
+            if samples:
+                sums.add(self.grads[group.slice], missing)
+            if (self._made + 1) % group.every:
+                return
+            missing, empty = sums.take(self.grads[group.slice])
+            samples = 0 if empty else max(1, samples)
+        vector, rows = self.grads[group.slice] if samples else None, None
+        if group.table and vector is not None and group.server not in self._near:
+            rows = touched(vector, group.table)
+            if rows is not None:
+                vector = as_table(vector, group.table)[rows].view(-1)
         push = Push(
             number=self._number(),
             group=group.index,
             step=self._steps,
             seen=self._seen[group.index],
-            samples=self._samples,
+            samples=samples,
             missing=tuple(sorted(missing)),
+            rows=None if rows is None else pack(rows),
             settings=self._news(group.server),
         )
         self._unanswered.add(group.index)
-        self._lines[group.server].send(encode(push), self.grads[group.slice] if self._samples else None)
+        self._lines[group.server].send(encode(push), vector)
         telemetry.count("pushes", 1)
         self._listen()
 
@@ -224,6 +249,7 @@ class Servers:
         for line in self._lines:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
+        self._made += 1
         if self._rule.gathers:
             self.wait()
 
@@ -337,10 +363,12 @@ class Servers:
         wanted = {group.index for group in self.groups}
         while wanted:
             said, vector = self._next(self._lines[self.groups[min(wanted)].server])
-            if isinstance(said, Values) and said.vector == name and said.group in wanted:
+            late = isinstance(said, Values) and said.group in self._unanswered  # the answer to a push
+            if isinstance(said, Values) and said.vector == name and said.group in wanted and not late:
                 wanted.remove(said.group)
                 if name == "params":
                     self._seen[said.group] = said.version
+                    self._arrived.pop(said.group, None)  # older than this
                 self._place(self.groups[said.group], name, target, vector)
             else:
                 self._note(said, vector)
@@ -420,3 +448,27 @@ class Servers:
             self._norms[said.server] = said.square
         elif isinstance(said, Refusal):
             raise UsageError(said.reason)
+
+
+class _Sum:
+    """The gradients of a group that is pushed every few steps: what goes is their mean."""
+
+    def __init__(self, group: Group) -> None:
+        self._every = group.every
+        self._total: Tensor | None = None
+        self._missing: set[int] = set()
+
+    def add(self, gradient: Tensor, missing: set[int]) -> None:
+        if self._total is None:
+            self._total, self._missing = gradient.clone(), missing
+        else:
+            self._total.add_(gradient)
+            self._missing &= missing
+
+    def take(self, into: Tensor) -> tuple[set[int], bool]:
+        """The mean, what got no gradient in any of the steps, and whether there was nothing at all."""
+        total, missing = self._total, self._missing
+        self._total, self._missing = None, set()
+        if total is not None:
+            into.copy_(total.div_(self._every))
+        return missing, total is None

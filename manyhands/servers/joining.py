@@ -22,8 +22,7 @@ from manyhands.replica.updates import Updates
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
 from manyhands.servers.near import NearLine, NearPort
-from manyhands.servers.ownership import GROUP_BYTES
-from manyhands.servers.scheme import Scheme, describe
+from manyhands.servers.scheme import Scheme
 from manyhands.servers.server import Port, Server
 from manyhands.servers.shard import Shard
 
@@ -104,7 +103,7 @@ def connect(
         grads=vectors.grads,
         common=memory.vector if memory else None,
         versions=memory.versions(len(scheme.groups)) if memory else None,
-        in_place=len(near) == seat.servers and not rule.fetches,
+        near=near,
         clip_norm=clip_norm,
         digest=scheme.digest,
     )
@@ -114,14 +113,14 @@ def serve(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     *,
     clip_norm: float | None = None,
     cached: bool = False,
-    group_bytes: int = GROUP_BYTES,
 ) -> None:
     """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, rule, clip_norm, cached, group_bytes)
+    server = _server(station, model, optimizer, scheme, rule, clip_norm, cached)
     try:
         server.run()
     finally:
@@ -132,18 +131,18 @@ def _server(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     clip_norm: float | None,
     cached: bool,
-    group_bytes: int,
 ) -> Server:
     seat, neighbours = station.seat, station.neighbours
     index = seat.server
     assert index is not None
-    scheme = describe(model, optimizer, seat.servers, group_bytes)
     ranks = neighbours.beside(seat.rank)
     workers = speakers(seat, neighbours, cached)
     near = set(ranks).intersection(workers)
+    far = [rank for rank in workers if rank not in near]
     length = scheme.layout.length
     if seat.rank == next(rank for rank in ranks if rank >= seat.workers):
         vectors = 1 + len(near) + len(scheme.states)
@@ -177,9 +176,9 @@ def _server(
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
+        far=far,
     )
     ports: list[Port] = [NearPort(memory, index)] if near else []
-    far = [rank for rank in workers if rank not in near]
     if far:
         from manyhands.servers.wire import WirePort, make_keys
 

@@ -31,6 +31,7 @@ class Push(Said, frozen=True):
     seen: int  # the group's version on which the gradient was computed
     samples: Annotated[int, msgspec.Meta(ge=0)] = 1  # this worker's in this step; 0: nothing to add
     missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
+    rows: bytes | None = None  # which rows of a table the vector has (`rows.py`); None: all
     settings: list[dict[str, list[float]]] | None = (
         None  # of the optimizer, by group, where they have changed
     )
@@ -122,6 +123,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
     group: int
     version: int  # updates that this group has had
+    rows: bytes | None = None  # which rows of a table have changed since the last answer; None: all are there
     vector: str = "params"
 
 

@@ -5,8 +5,8 @@ backward pass makes few messages and the first leave early. Each group goes to t
 elements so far, so all servers have work from the beginning of the backward pass to its end.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from manyhands.replica.layout import Layout, Span
 
@@ -20,6 +20,10 @@ class Group:
     index: int
     server: int
     spans: tuple[Span, ...]
+    table: tuple[int, int] | None = None
+    """Rows and columns of a parameter that gets gradients for some rows only: then only those travel."""
+    every: int = 1
+    """Steps from one push to the next."""
 
     @property
     def start(self) -> int:
@@ -45,19 +49,38 @@ def share_out(
     most = min(group_bytes // itemsize, -(-layout.length // servers))
     owned = [0] * servers
     groups: list[Group] = []
-    for spans in _runs(layout.spans, most):
+    for spans in _runs(layout, most):
         server = owned.index(min(owned))
-        group = Group(index=len(groups), server=server, spans=tuple(spans))
+        group = Group(
+            index=len(groups),
+            server=server,
+            spans=tuple(spans),
+            table=_table(layout, spans[0]),
+            every=_every(layout, spans[0]),
+        )
         owned[server] += group.length
         groups.append(group)
     return tuple(groups)
 
 
-def _runs(spans: Sequence[Span], most: int) -> list[list[Span]]:
-    """Runs of at most so many elements; a longer span makes one of its own."""
+def _table(layout: Layout, span: Span) -> tuple[int, int] | None:
+    place = layout.places[span.places[0]]
+    return (place.shape[0], prod(place.shape[1:])) if place.rows else None
+
+
+def _every(layout: Layout, span: Span) -> int:
+    return layout.places[span.places[0]].every
+
+
+def _runs(layout: Layout, most: int) -> list[list[Span]]:
+    """Runs of at most so many elements; a longer span makes one of its own, and so does a table."""
     runs: list[list[Span]] = []
-    for span in spans:
-        if runs and span.stop - runs[-1][0].start <= most:
+    for span in layout.spans:
+        before = runs[-1][0] if runs else span
+        apart = (
+            _table(layout, span) or _table(layout, before) or _every(layout, span) != _every(layout, before)
+        )
+        if runs and not apart and span.stop - runs[-1][0].start <= most:
             runs[-1].append(span)
         else:
             runs.append([span])

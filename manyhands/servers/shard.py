@@ -44,6 +44,7 @@ from manyhands.servers.messages import (
     Values,
 )
 from manyhands.servers.ownership import Group
+from manyhands.servers.rows import Changed, as_table, pack, spread, unpack
 from manyhands.servers.vectors import GRADIENT, Vectors
 
 Reply = tuple[int, Answer, Tensor | None]  # the worker, the answer, and the vector that goes with it
@@ -98,6 +99,7 @@ class Shard:
         versions: Tensor,
         near_grads: Callable[[int], Tensor],
         awaits_scale: bool = False,
+        far: Sequence[int] = (),
     ) -> None:
         self._server = server
         self._groups = {group.index: group for group in groups if group.server == server}
@@ -111,6 +113,7 @@ class Shard:
         self._versions = versions.numpy()
         self._near_grads = near_grads
         self._gradients: dict[tuple[int, int], _Gradient] = {}  # by worker and group
+        self._changed = Changed(far)
         self._awaits_scale = awaits_scale  # gathered gradients are limited by the norm over all servers
         self._held: defaultdict[int, list[_Update]] = defaultdict(list)  # by team
         self._unanswered: list[tuple[int, int, int]] = []  # worker, group, the steps it will have made
@@ -135,6 +138,10 @@ class Shard:
                 return None
             if isinstance(message, Pull) or not getattr(message, "samples", 1):
                 return 0
+            if isinstance(message, Push) and message.rows is not None:
+                return (
+                    len(unpack(message.rows, group.table)) * (group.table or (0, 0))[1] * self.dtype.itemsize
+                )
             return group.length * self.dtype.itemsize
         return 0
 
@@ -151,7 +158,10 @@ class Shard:
             yield from self._answer_all(worker)
             yield worker, Done(number=message.number), None
         elif isinstance(message, Pull):
-            yield self._values(worker, self._groups[message.group], message.vector)
+            group = self._groups[message.group]
+            if group.table and message.vector == "params":
+                self._changed.told(worker, group.index, group.table)
+            yield self._whole(worker, group, message.vector)
         elif isinstance(message, Put):
             if payload is not None:
                 self._vectors[message.vector][self._groups[message.group].slice] = payload
@@ -200,6 +210,9 @@ class Shard:
         due = self._clocks.push(worker, push.step, push.group)
         if push.settings:
             set_named_numbers(self._optimizer, push.settings)
+        if push.rows is not None and group.table:
+            numbers = unpack(push.rows, group.table)
+            payload = spread(payload, numbers, group.table, group.length, self.dtype)
         near = payload is None and push.samples > 0
         vector, at = (self._near_grads(worker), 0) if near else (payload, group.start)
         self._gradients[worker, push.group] = _Gradient(push, vector if push.samples else None, at)
@@ -264,9 +277,13 @@ class Shard:
     def _apply(self, update: "_Update") -> None:
         """One update of a group by its gradients together."""
         if update.given:
+            group = update.group
+            before = as_table(self._params(group), group.table).clone() if group.table else None
             with telemetry.timed("update"):
                 for span in update.group.spans:
                     self._updates.apply(span, self._added(update, span), update.skipped)
+            if group.table and before is not None:
+                self._changed.note(group.index, before, as_table(self._params(group), group.table))
             self._note(update)
         for worker, gradient in zip(update.workers, update.gradients, strict=True):
             self._unanswered.append((worker, update.group.index, gradient.push.step + 1))
@@ -300,9 +317,21 @@ class Shard:
         """The answer to a push that was applied."""
         if self._clocks.fetches:
             return worker, Applied(group=group), None
-        return self._values(worker, self._groups[group], "params")
+        return self._values(worker, self._groups[group])
 
-    def _values(self, worker: int, group: Group, vector: str) -> Reply:
+    def _params(self, group: Group) -> Tensor:
+        return self._vectors["params"][group.slice]
+
+    def _values(self, worker: int, group: Group) -> Reply:
+        """The parameters of a group; of a table, the rows that are news to this worker."""
+        numbers = self._changed.tell(worker, group.index, group.table) if group.table else None
+        if group.table is None or numbers is None:
+            return self._whole(worker, group, "params")
+        version = int(self._versions[group.index])
+        news = as_table(self._params(group), group.table)[numbers].view(-1)
+        return worker, Values(group=group.index, version=version, rows=pack(numbers)), news
+
+    def _whole(self, worker: int, group: Group, vector: str) -> Reply:
         version = int(self._versions[group.index])
         values = Values(group=group.index, version=version, vector=vector)
         return worker, values, self._vectors[vector][group.slice]

@@ -9,6 +9,7 @@ gradient of worker i on its b_i samples, and U the user's optimizer, which runs 
 """
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.errors import UnknownName, UsageError
@@ -32,6 +33,7 @@ class ParameterServer(Strategy):
     cache: bool = (
         False  # one push and one pull per host and step: its workers add up their gradients first (Nexus)
     )
+    every: tuple[str, ...] = ()  # `classifier.*=4`: push these parameters every 4 steps only
     POSITIONAL: ClassVar[str] = "consistency"  # `parameter-server:async` will do
 
     def __post_init__(self) -> None:
@@ -44,15 +46,31 @@ class ParameterServer(Strategy):
         if self.bound is not None and self.bound < 0:
             raise UsageError(f"bound={self.bound}: a worker may be 0 or more steps ahead of the slowest")
 
+        for entry in self.every:
+            pattern, _, steps = entry.rpartition("=")
+            if not pattern or not steps.isdigit() or int(steps) < 1:
+                raise UsageError(
+                    f"every={entry}: expected parameters and a number of steps, as in every=features.*=1-classifier.*=4"
+                )
+
+    def every_of(self, parameter: str) -> int:
+        """The first entry that fits the parameter's name; 1 where none does."""
+        fitting = (entry.rpartition("=") for entry in self.every)
+        return next((int(steps) for pattern, _, steps in fitting if fnmatchcase(parameter, pattern)), 1)
+
+    @property
+    def synchronous(self) -> bool:
+        return self.rule.gathers and not self.every
+
+    @property
+    def pooled(self) -> bool:
+        return self.rule.gathers
+
     @property
     def rule(self) -> Rule:
         if self.consistency == "stale":
             return stale(DEFAULT_BOUND if self.bound is None else self.bound)
         return SYNC if self.consistency == "sync" else ASYNC
-
-    @property
-    def synchronous(self) -> bool:
-        return self.rule.gathers
 
     @property
     def lockstep(self) -> bool:

@@ -95,6 +95,10 @@ class Strategy:
         """What it trains with where the person names no optimizer; None: what fits the model (`fairness.py`)."""
         return None
 
+    def every_of(self, parameter: str) -> int:
+        """How many steps lie between two pushes of this parameter's gradients to the servers."""
+        return 1
+
     def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyhands import strategies
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
 from manyhands.servers import shard
@@ -80,6 +81,51 @@ def test_one_push_per_host_equals_one_big_batch(workers: int, case: str) -> None
     ours = together(workers, CACHE, net, make, steps, **settings)
     assert_close(ours[0], want)
     assert_same_bits(ours)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_layer_that_is_pushed_every_few_steps_gets_the_mean_of_their_gradients(servers: int) -> None:
+    steps = make_steps(2) * 2  # 10
+    want = make_net()
+    params = dict(want.named_parameters())
+    rare = {name for name in params if name.startswith(("into.", "tied."))}  # with one of the tied names
+    optimizers = {
+        every: torch.optim.SGD([params[name] for name in names], lr=0.1, momentum=0.9)
+        for every, names in ((1, sorted(params.keys() - rare)), (3, sorted(rare)))
+    }
+    for number, workers in enumerate(steps, start=1):
+        for batches in workers:
+            (sum(loss(want, batch) for batch in batches) / 2).backward()  # type: ignore[union-attr]
+        for every, optimizer in optimizers.items():
+            if number % every == 0:
+                for group in optimizer.param_groups:
+                    for param in group["params"]:
+                        param.grad.div_(every)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def work(world: World) -> list[Tensor]:
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        strategy = "parameter-server:every=into.*=3-tied.*=3"
+        session = Session(net, optimizer, loss, world=world, strategy=strategy)
+        for step in steps:
+            session.step(*step[world.rank])
+        return trained(session)
+
+    ours = in_threads(2, work, servers=servers)
+    assert_close(ours[0], want)
+    assert_same_bits(ours)
+
+
+def test_every_is_part_of_the_text_of_the_strategy() -> None:
+    text = "parameter-server:consistency=async,every=into.*=3-*.bias=2"
+    strategy = strategies.parse(text)
+    assert strategies.describe(strategy) == text
+    assert [strategy.every_of(name) for name in ("into.weight", "out.bias", "out.weight")] == [3, 2, 1]
+    for wrong in ("into.*", "into.*=0", "=3", "into.*=x"):
+        with pytest.raises(UsageError, match="expected parameters and a number of steps"):
+            strategies.parse(f"parameter-server:every={wrong}")
 
 
 @pytest.mark.parametrize("strategy", [ASYNC, STALE])

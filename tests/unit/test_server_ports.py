@@ -50,11 +50,13 @@ class Running:
     workers: list[Servers]
     errors: list[BaseException]
 
+    gradient: Callable[[Scheme, int, int], torch.Tensor]
+
     def step(self, seed: int) -> None:
         """One step of both workers, each with a gradient of its own."""
         for worker, servers in enumerate(self.workers):
             servers.wait()
-            servers.grads.copy_(gradient(self.scheme, seed, worker))
+            servers.grads.copy_(self.gradient(self.scheme, seed, worker))
             for span in self.scheme.spans:
                 servers.push(span)
         threads = [threading.Thread(target=servers.finish) for servers in self.workers]
@@ -83,7 +85,7 @@ def gradient(scheme: Scheme, seed: int, worker: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def running(rule: Rule) -> Iterator[Running]:
+def running(rule: Rule, make: Callable[[], tuple[nn.Module, Any]] = make_model) -> Iterator[Running]:
     store = dist.HashStore()
     size = WORKERS + 1
     hosts = tuple(
@@ -94,18 +96,19 @@ def running(rule: Rule) -> Iterator[Running]:
     errors: list[BaseException] = []
 
     def serve() -> None:
-        model, optimizer = make_model()
+        model, optimizer = make()
         places = Neighbourhood(hosts=hosts, memory_fd=fds[-1], store=store)
         station: Any = SimpleNamespace(seat=seats[-1], neighbours=places, arena=Arena(fds[-1]))
         try:
-            joining.serve(station, model, optimizer, rule, group_bytes=GROUP_BYTES)
+            scheme = describe(model, optimizer, 1, GROUP_BYTES)
+            joining.serve(station, model, optimizer, scheme, rule)
         except BaseException as error:
             errors.append(error)
         station.arena.close()
 
     server = threading.Thread(target=serve, daemon=True)
     server.start()
-    model, optimizer = make_model()
+    model, optimizer = make()
     scheme = describe(model, optimizer, 1, GROUP_BYTES)
     found: list[Servers] = [None] * WORKERS  # type: ignore[list-item]
 
@@ -127,7 +130,7 @@ def running(rule: Rule) -> Iterator[Running]:
         thread.start()
     for thread in joins:
         thread.join(20)
-    world = Running(scheme=scheme, store=store, workers=found, errors=errors)
+    world = Running(scheme=scheme, store=store, workers=found, errors=errors, gradient=gradient)
     world.workers[0].put("params", torch.zeros(scheme.layout.length))
     try:
         yield world
@@ -266,6 +269,64 @@ def test_a_stranger_gets_nowhere(attack: Callable[[str, bytes], None]) -> None:
         world.step(1)
         assert torch.allclose(world.params(), expected(world.scheme, 2), atol=1e-5)
     assert dropped() == before
+
+
+ROWS, COLUMNS = 5000, 16
+
+
+def make_words() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Embedding(ROWS, COLUMNS, sparse=True), nn.Linear(COLUMNS, 3))
+    return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def few_rows(scheme: Scheme, seed: int, worker: int) -> torch.Tensor:
+    """A gradient of the linear layer, and of ten rows of the table."""
+    whole = gradient(scheme, seed, worker)
+    (table,) = [group for group in scheme.groups if group.table]
+    rows = whole[table.slice][: ROWS * COLUMNS].view(ROWS, COLUMNS)
+    kept = torch.randperm(ROWS, generator=torch.Generator().manual_seed(100 * seed + worker))[:10]
+    rows[[row for row in range(ROWS) if row not in set(kept.tolist())]] = 0.0
+    return whole
+
+
+@pytest.mark.parametrize("rule", [SYNC, ASYNC])
+def test_only_touched_rows_travel_and_nothing_is_missed(rule: Rule) -> None:
+    with running(rule, make_words) as world:
+        world.gradient = few_rows
+        before = telemetry.totals().get("bytes_sent", 0)
+        for seed in range(4):
+            world.step(seed)
+        for servers in world.workers:
+            servers.settle()
+        for servers in world.workers:
+            servers.wait()
+        sent = telemetry.totals()["bytes_sent"] - before
+        assert sent < 0.2 * 4 * 4 * ROWS * COLUMNS * 4, (
+            "workers × steps × there and back would be the whole table"
+        )
+        want = -0.5 * sum(few_rows(world.scheme, seed, worker) for seed in range(4) for worker in (0, 1))
+        if rule is SYNC:  # both have heard of all rows, their own and the other's, without a pull
+            for servers in world.workers:
+                assert torch.allclose(
+                    servers.params * covered(world.scheme), want * covered(world.scheme), atol=1e-5
+                )
+        assert torch.allclose(world.params(), want * covered(world.scheme), atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[3, 2], [1, 1], [-1], [ROWS], b"abc"])
+def test_rows_that_are_not_there_are_dropped(rows: Any) -> None:
+    before = dropped()
+    with running(SYNC, make_words) as world:
+        world.gradient = few_rows
+        (table,) = [group for group in world.scheme.groups if group.table]
+        packed = rows if isinstance(rows, bytes) else torch.tensor(rows, dtype=torch.int32).numpy().tobytes()
+        servers = world.workers[1]
+        push = Push(number=next(servers._numbers), group=table.index, step=0, seen=0, rows=packed)
+        servers._lines[0]._socket.send_multipart([encode(push), bytes(4 * COLUMNS * (len(packed) // 4))])
+        world.step(0)
+        want = -0.5 * (few_rows(world.scheme, 0, 0) + few_rows(world.scheme, 0, 1)) * covered(world.scheme)
+        assert torch.allclose(world.params(), want, atol=1e-5)
+    assert dropped() - before == 1
 
 
 def test_a_server_listens_on_one_interface_only() -> None:
