@@ -95,6 +95,7 @@ class Session:
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         hosts = len(world.hosts) if isinstance(world, World) else None
         strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
+        strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
             served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out)
         self.world = world

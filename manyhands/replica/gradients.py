@@ -18,6 +18,7 @@ from manyhands import telemetry
 from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
 from manyhands.replica.layout import Layout, Span
+from manyhands.replica.tables import Tables
 
 KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients for the owners' late additions
 
@@ -28,8 +29,16 @@ Piece = tuple[Tensor, int, int]  # where to add, and which elements of the param
 class Gradients:
     """One step's gradients of this worker on their way into `total`; `owners[i]` is the worker that owns span i."""
 
-    def __init__(self, layout: Layout, total: Tensor, owners: Sequence[int], host: Host | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        total: Tensor,
+        owners: Sequence[int],
+        host: Host | None,
+        tables: Tables | None = None,
+    ) -> None:
         self.total = total
+        self._tables = tables  # where gradients of some rows need not become whole
         self.arrived = bytearray(len(layout.places))
         self._layout = layout
         self._index, self._workers = (host.index, host.size) if host else (0, 1)
@@ -72,8 +81,9 @@ class Gradients:
             self._arrive_again(index, grad)
             return
         self.arrived[index] = 1
-        self._private[index] = grad.reshape(-1)
-        self._private_bytes += grad.nbytes
+        grad = self._flat(index, grad)
+        self._private[index] = grad
+        self._private_bytes += _size_bytes(grad)
         self._take_turns()
         if self._on_ready or self._private_bytes > self._kept_limit:
             self._add_own()
@@ -81,13 +91,18 @@ class Gradients:
                 self._take_turns()
                 self._add_own()
 
+    def _flat(self, index: int, grad: Tensor) -> Tensor:
+        if grad.is_sparse and self._tables and self._layout.places[index].rows:
+            return grad.coalesce()
+        return (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
+
     def _arrive_again(self, index: int, grad: Tensor) -> None:
         """Re-entrant checkpointing runs several backward passes in one, each with a part of the gradient."""
         place = self._layout.places[index]
         kept = self._private[index]
         if kept is not None and self._turn <= index * (self._workers - 1):
-            self._private[index] = kept + grad.reshape(-1)
-        elif self._workers == 1 and not self._on_ready:
+            self._private[index] = kept + self._flat(index, grad)
+        elif self._workers == 1 and not self._on_ready and not grad.is_sparse:
             self.total[place.start : place.stop].add_(grad.reshape(-1))
         else:
             raise UsageError(
@@ -164,8 +179,8 @@ class Gradients:
             ready = (index + 1) * (self._workers - 1)
             if self._turn < ready or not self._is_my_turn(ready):
                 break
-            for piece in self._own[index].values():
-                self._add_last(index, piece)
+            for number in self._own[index]:
+                self._add_last(index, number)
             self._next_own += 1
             if self._own[index]:
                 self._drop(index)
@@ -183,7 +198,7 @@ class Gradients:
         with telemetry.timed("exchange"):
             for index in span.places:
                 if index >= self._next_own:
-                    self._add_last(index, self._own[index][span.index])
+                    self._add_last(index, span.index)
             self._drop_after(span)
 
     def complete_all(self) -> None:
@@ -233,10 +248,12 @@ class Gradients:
             if span.index == self._last_own[index]:
                 self._drop(index)
 
-    def _add_last(self, index: int, piece: Piece) -> None:
+    def _add_last(self, index: int, span: int) -> None:
         grad = self._private[index]
-        into, start, stop = piece
-        if self._workers == 1:
+        into, start, stop = self._own[index][span]
+        if self._tables and span in self._tables:
+            self._tables.write(span, grad)
+        elif self._workers == 1:
             if grad is None:
                 into.zero_()
             else:
@@ -247,8 +264,12 @@ class Gradients:
     def _drop(self, index: int) -> None:
         grad = self._private[index]
         if grad is not None:
-            self._private_bytes -= grad.nbytes
+            self._private_bytes -= _size_bytes(grad)
             self._private[index] = None
+
+
+def _size_bytes(grad: Tensor) -> int:
+    return grad.values().nbytes if grad.is_sparse else grad.nbytes
 
 
 def _gaps(layout: Layout, span: Span) -> list[tuple[int, int]]:

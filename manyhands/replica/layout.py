@@ -11,6 +11,7 @@ from math import prod
 
 ALIGN = 16  # elements: each parameter starts on a cache line of its own
 SMALLEST_SPAN = 4096  # elements: below this, the overhead of one more span outweighs sharing the work
+LARGEST_BLOCK = 1 << 24  # elements of a table: what travels whole at a pause fits a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +21,9 @@ class Shape:
     name: str
     shape: tuple[int, ...]
     group: int  # the optimizer's parameter group
-    whole: bool = False  # may not be split: its update or its gradients need all of it together
-    rows: bool = False  # gets gradients for some rows only, and has a span to itself
-    every: int = 1  # steps from one update to the next; a span has parameters of one kind
+    whole: bool = False  # may not be split: its update needs all of it together
+    rows: bool = False  # a table, such as an embedding's: a step has gradients of some of its rows only
+    every: int = 1  # steps from one update to the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +83,22 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
     pieces = max(1, -(-at // span_elements))
     pieces = -(-pieces // lanes) * lanes
     limit = max(_aligned(-(-at // pieces)), SMALLEST_SPAN)
-    return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit)), length=at)
+    return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit, lanes)), length=at)
 
 
-def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
-    """Spans of at most `limit` elements; only a parameter that must stay whole may make a longer one."""
+def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[Span]:
+    """Spans of at most `limit` elements; only a table, and a parameter that must stay whole, may make longer ones.
+
+    The parameters of a span are updated equally often, and a table has spans to itself: blocks of its rows.
+    """
     edges = [0]
-    last = 1
-    for place in places:
-        if place.every != last and place.start > edges[-1]:
-            edges.append(place.start)
-        last = place.every
+    for before, place in zip([None, *places], places, strict=False):
         end = place.start + _aligned(place.stop - place.start)
+        apart = before is not None and place.every != before.every
+        if (apart or place.rows) and place.start > edges[-1]:
+            edges.append(place.start)
         if place.rows:
-            edges += [edge for edge in (place.start, end) if edge > edges[-1]]
+            edges += [*_row_edges(place, lanes), end]
         elif place.whole:
             if end - edges[-1] > limit and place.start > edges[-1]:
                 edges.append(place.start)
@@ -115,6 +118,16 @@ def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
         )
         for index, (start, stop) in enumerate(itertools.pairwise(edges))
     ]
+
+
+def _row_edges(place: Place, lanes: int) -> range:
+    """Where a table is cut: into a block of rows for every lane, unless those would be too small or too large."""
+    if place.whole:
+        return range(0)
+    rows, columns = place.shape[0], prod(place.shape[1:])
+    each = max(-(-rows // lanes), -(-SMALLEST_SPAN // columns))
+    each = max(1, min(each, LARGEST_BLOCK // columns))
+    return range(place.start + each * columns, place.stop, each * columns)
 
 
 def _aligned(size: int) -> int:

@@ -36,7 +36,7 @@ def one_type(params: Sequence[Tensor]) -> tuple[torch.device, torch.dtype]:
 
 
 def sparse_ids(model: nn.Module) -> set[int]:
-    """The ids of the parameters that get gradients for some rows only."""
+    """The ids of the parameters of which a step has gradients of some rows only."""
     return {
         id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse
     }
@@ -61,7 +61,7 @@ def lay_out_model(
             name=name,
             shape=tuple(p.shape),
             group=group_of[id(p)],
-            whole=whole or id(p) in sparse,
+            whole=whole,
             rows=id(p) in sparse,
             every=every(name),
         )

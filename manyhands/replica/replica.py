@@ -27,8 +27,9 @@ from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
+from manyhands.replica.parameters import lay_out_model, one_type, trained
 from manyhands.replica.portions import pool
+from manyhands.replica.tables import Tables
 from manyhands.replica.updates import (
     Updates,
     hyper_parameters,
@@ -143,20 +144,20 @@ class Replica:
         self.params = lent.params if lent else claim(length, dtype)
         total = lent.grads if lent else self._vector(length, dtype)
         owners = [self._owner(span) for span in self.spans]
-        self._gradients = Gradients(self.layout, total, owners, self._host)
+        # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
+        self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
+        self._gradients = Gradients(self.layout, total, owners, self._host, self.tables)
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
         self._norms = self._vector(count + 1, dtype)  # and, last, the norm of them all
         # Per worker: how many parameters got no gradient in this step.
         self._missing = self._vector(self._workers, torch.int64, on_device=False).numpy()
-        sparse = sparse_ids(self.model)
         self.updates = Updates(
             self.optimizer,
             self.layout,
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
-            sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
 
     def _common_vector(self, length: int, dtype: torch.dtype) -> Tensor:
@@ -268,7 +269,7 @@ class Replica:
         grad = param.grad
         param.grad = None
         if grad is not None:
-            self._gradients.arrive(index, grad.to_dense() if grad.is_sparse else grad)
+            self._gradients.arrive(index, grad)
 
     def _end(self) -> None:
         """All gradients of this worker are there: say which, and wait until that is true of every worker."""

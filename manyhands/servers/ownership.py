@@ -8,9 +8,17 @@ elements so far, so all servers have work from the beginning of the backward pas
 from dataclasses import dataclass
 from math import prod
 
-from manyhands.replica.layout import Layout, Span
+from manyhands.replica.layout import Layout, Place, Span
 
 GROUP_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A block of the rows of a parameter of which a step has gradients of some rows only: just those travel."""
+
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +28,7 @@ class Group:
     index: int
     server: int
     spans: tuple[Span, ...]
-    table: tuple[int, int] | None = None
-    """Rows and columns of a parameter that gets gradients for some rows only: then only those travel."""
+    table: Table | None = None
     every: int = 1
     """Steps from one push to the next."""
 
@@ -56,31 +63,33 @@ def share_out(
             server=server,
             spans=tuple(spans),
             table=_table(layout, spans[0]),
-            every=_every(layout, spans[0]),
+            every=_first(layout, spans[0]).every,
         )
         owned[server] += group.length
         groups.append(group)
     return tuple(groups)
 
 
-def _table(layout: Layout, span: Span) -> tuple[int, int] | None:
-    place = layout.places[span.places[0]]
-    return (place.shape[0], prod(place.shape[1:])) if place.rows else None
+def _first(layout: Layout, span: Span) -> Place:
+    """A parameter that is like all others of its span."""
+    return layout.places[span.places[0]]
 
 
-def _every(layout: Layout, span: Span) -> int:
-    return layout.places[span.places[0]].every
+def _table(layout: Layout, span: Span) -> Table | None:
+    place = _first(layout, span)
+    if not place.rows:
+        return None
+    columns = prod(place.shape[1:])
+    return Table(rows=(min(span.stop, place.stop) - span.start) // columns, columns=columns)
 
 
 def _runs(layout: Layout, most: int) -> list[list[Span]]:
-    """Runs of at most so many elements; a longer span makes one of its own, and so does a table."""
+    """Runs of at most so many elements, pushed equally often; a longer span is one of its own, and so is a table's."""
     runs: list[list[Span]] = []
     for span in layout.spans:
-        before = runs[-1][0] if runs else span
-        apart = (
-            _table(layout, span) or _table(layout, before) or _every(layout, span) != _every(layout, before)
-        )
-        if runs and not apart and span.stop - runs[-1][0].start <= most:
+        before, place = _first(layout, runs[-1][0] if runs else span), _first(layout, span)
+        alike = before.every == place.every and not (before.rows or place.rows)
+        if runs and alike and span.stop - runs[-1][0].start <= most:
             runs[-1].append(span)
         else:
             runs.append([span])

@@ -1,29 +1,43 @@
-"""Rows of a table, such as that of an embedding: between hosts only those travel that a batch has touched.
+"""Rows of tables, such as an embedding's: only those travel that a step has touched.
 
-A gradient has the rows that are not zero. A server remembers for each worker which rows have changed since it last told
-it, by whoever's update, and answers with those: the worker ends with what it would have got from the whole table.
+With a gradient go the numbers of its rows. A server remembers for each worker which rows were changed, by whoever's
+update, since the worker was last told, and answers with those: the worker has what the whole table would have given it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from manyhands.servers.messages import NotAMessage
-
-Table = tuple[int, int]  # rows and columns
+from manyhands.servers.ownership import Table
 
 
 def as_table(vector: Tensor, table: Table) -> Tensor:
     """The rows in a group's vector, which may be a little longer."""
-    rows, columns = table
-    return vector[: rows * columns].view(rows, columns)
+    return vector[: table.rows * table.columns].view(table.rows, table.columns)
 
 
-def touched(vector: Tensor, table: Table) -> Tensor | None:
-    """The numbers of the rows that are not zero; None where most are, and the whole is as quick."""
-    found = as_table(vector, table).any(1).nonzero().flatten()
-    return found if 2 * len(found) <= table[0] else None
+def touched(vector: Tensor, table: Table) -> Tensor:
+    """The numbers of the rows that are not zero, where nobody has kept count."""
+    return as_table(vector, table).any(1).nonzero().flatten()
+
+
+def pays(numbers: Tensor, table: Table) -> bool:
+    """Whether these rows with their numbers are less than the whole table."""
+    return len(numbers) * (table.columns + 1) < table.rows * table.columns
+
+
+def gradient_of(numbers: Tensor, values: Tensor, table: Table) -> Tensor:
+    """Some rows as the tensor that torch's optimizers take."""
+    return torch.sparse_coo_tensor(
+        numbers[None],
+        values,
+        (table.rows, table.columns),
+        is_coalesced=True,  # each number once, in order
+        check_invariants=False,
+    )
 
 
 def pack(numbers: Tensor) -> bytes:
@@ -34,48 +48,34 @@ def unpack(content: bytes, table: Table | None) -> Tensor:
     """The numbers of the rows; they must be rows of this table, each once and in order."""
     if table is None or len(content) % 4:
         raise NotAMessage("rows of what has none")
-    numbers = (
-        torch.frombuffer(bytearray(content), dtype=torch.int32)
-        if content
-        else torch.empty(0, dtype=torch.int32)
-    )
-    numbers = numbers.to(torch.int64)
-    ordered = bool((numbers[1:] > numbers[:-1]).all())
-    if len(numbers) and not (ordered and int(numbers[0]) >= 0 and int(numbers[-1]) < table[0]):
-        raise NotAMessage(f"rows that a table of {table[0]} does not have")
+    numbers = torch.from_numpy(np.frombuffer(content, dtype=np.int32).astype(np.int64))
+    ascending = bool((numbers[1:] > numbers[:-1]).all())
+    if len(numbers) and not (ascending and int(numbers[0]) >= 0 and int(numbers[-1]) < table.rows):
+        raise NotAMessage(f"rows that a table of {table.rows} does not have")
     return numbers
 
 
-def spread(values: Tensor | None, numbers: Tensor, table: Table, length: int, dtype: torch.dtype) -> Tensor:
-    """A whole vector with the given rows in it and zeros elsewhere."""
-    whole = torch.zeros(length, dtype=dtype)
-    if values is not None and len(numbers):
-        as_table(whole, table)[numbers] = values.view(-1, table[1])
-    return whole
+class News:
+    """Which rows of each table have changed since each worker that has a copy of it was last told."""
 
-
-class Changed:
-    """Which rows of each table have changed since each worker was last told."""
-
-    def __init__(self, workers: Sequence[int]) -> None:
+    def __init__(self, workers: Collection[int]) -> None:
         self._workers = workers
-        self._news: dict[tuple[int, int], Tensor] = {}
+        self._changed: dict[
+            tuple[int, int], Tensor
+        ] = {}  # by worker and group; none: it must be told everything
 
-    def note(self, group: int, before: Tensor, after: Tensor) -> None:
-        changed = (before != after).any(1)
+    def note(self, group: int, numbers: Tensor | None) -> None:
+        """These rows were changed; None: any may have been."""
         for worker in self._workers:
-            news = self._news.get((worker, group))
-            if news is not None:
-                news |= changed
-
-    def told(self, worker: int, group: int, table: Table) -> None:
-        """The worker has been told everything."""
-        if worker in self._workers:
-            self._news[worker, group] = torch.zeros(table[0], dtype=torch.bool)
+            if numbers is None:
+                self._changed.pop((worker, group), None)
+            elif (changed := self._changed.get((worker, group))) is not None:
+                changed[numbers] = True
 
     def tell(self, worker: int, group: int, table: Table) -> Tensor | None:
-        """The rows to tell it; None for all."""
-        news = self._news.get((worker, group))
-        numbers = None if news is None else news.nonzero().flatten()
-        self.told(worker, group, table)
-        return None if numbers is None or 2 * len(numbers) > table[0] else numbers
+        """The rows to tell a worker now; None for all."""
+        changed = self._changed.get((worker, group))
+        numbers = None if changed is None else changed.nonzero().flatten()
+        if worker in self._workers:
+            self._changed[worker, group] = torch.zeros(table.rows, dtype=torch.bool)
+        return numbers if numbers is not None and pays(numbers, table) else None

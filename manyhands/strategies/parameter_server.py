@@ -9,11 +9,11 @@ gradient of worker i on its b_i samples, and U the user's optimizer, which runs 
 """
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.errors import UnknownName, UsageError
 from manyhands.servers.consistency import ASYNC, SYNC, Rule, stale
+from manyhands.strategies import layers
 from manyhands.strategies.strategy import Asked, Strategy
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ class ParameterServer(Strategy):
 
     consistency: str = "sync"
     bound: int | None = None  # for stale: steps that a worker may be ahead of the slowest
-    cache: bool = (
-        False  # one push and one pull per host and step: its workers add up their gradients first (Nexus)
-    )
-    every: tuple[str, ...] = ()  # `classifier.*=4`: push these parameters every 4 steps only
+    cache: bool = False  # one push and one pull per host and step: its workers add up first (Nexus)
+    every: tuple[
+        str, ...
+    ] = ()  # `classifier=4`: push the mean of this layer's gradients every 4 steps (Nexus)
     POSITIONAL: ClassVar[str] = "consistency"  # `parameter-server:async` will do
 
     def __post_init__(self) -> None:
@@ -45,18 +45,15 @@ class ParameterServer(Strategy):
             )
         if self.bound is not None and self.bound < 0:
             raise UsageError(f"bound={self.bound}: a worker may be 0 or more steps ahead of the slowest")
+        layers.numbers("every", self.every)
 
-        for entry in self.every:
-            pattern, _, steps = entry.rpartition("=")
-            if not pattern or not steps.isdigit() or int(steps) < 1:
-                raise UsageError(
-                    f"every={entry}: expected parameters and a number of steps, as in every=features.*=1-classifier.*=4"
-                )
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(layer for layer, _ in layers.numbers("every", self.every))
 
     def every_of(self, parameter: str) -> int:
-        """The first entry that fits the parameter's name; 1 where none does."""
-        fitting = (entry.rpartition("=") for entry in self.every)
-        return next((int(steps) for pattern, _, steps in fitting if fnmatchcase(parameter, pattern)), 1)
+        given = layers.numbers("every", self.every)
+        return next((steps for layer, steps in given if layers.fits(layer, parameter)), 1)
 
     @property
     def synchronous(self) -> bool:
@@ -88,7 +85,7 @@ class ParameterServer(Strategy):
             )
 
     def updates_late(self, workers: int) -> int:
-        return 0 if self.synchronous else workers - 1
+        return 0 if self.rule.gathers else workers - 1
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         servers = comm.servers
@@ -109,6 +106,7 @@ class ParameterServer(Strategy):
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         assert comm.servers is not None
+        comm.servers.flush()
         comm.servers.settle()
         comm.sum_of(0.0)  # everyone's gradients are applied
         comm.servers.pull()

@@ -95,8 +95,13 @@ class Strategy:
         """What it trains with where the person names no optimizer; None: what fits the model (`fairness.py`)."""
         return None
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that its settings name; the model must have them."""
+        return ()
+
     def every_of(self, parameter: str) -> int:
-        """How many steps lie between two pushes of this parameter's gradients to the servers."""
+        """Steps from one push of this parameter's gradients to the next, where servers own it."""
         return 1
 
     def check(self, asked: Asked) -> None:

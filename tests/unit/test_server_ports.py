@@ -28,6 +28,7 @@ from manyhands.servers.consistency import ASYNC, SYNC, Rule
 from manyhands.servers.memory import Memory
 from manyhands.servers.messages import Finish, Hello, NotAMessage, Pull, Push, encode
 from manyhands.servers.near import _address
+from manyhands.servers.rows import as_table
 from manyhands.servers.scheme import Scheme, describe
 from manyhands.servers.wire import WireLine, make_keys
 
@@ -122,6 +123,7 @@ def running(rule: Rule, make: Callable[[], tuple[nn.Module, Any]] = make_model) 
             used=torch.ones(len(scheme.layout.places)),
             optimizer=optimizer,
             layout=scheme.layout,
+            tables=None,
         )
         found[rank].bind(replica)
 
@@ -283,7 +285,7 @@ def few_rows(scheme: Scheme, seed: int, worker: int) -> torch.Tensor:
     """A gradient of the linear layer, and of ten rows of the table."""
     whole = gradient(scheme, seed, worker)
     (table,) = [group for group in scheme.groups if group.table]
-    rows = whole[table.slice][: ROWS * COLUMNS].view(ROWS, COLUMNS)
+    rows = as_table(whole[table.slice], table.table)
     kept = torch.randperm(ROWS, generator=torch.Generator().manual_seed(100 * seed + worker))[:10]
     rows[[row for row in range(ROWS) if row not in set(kept.tolist())]] = 0.0
     return whole
