@@ -125,9 +125,10 @@ def _row_edges(place: Place, lanes: int) -> range:
     if place.whole:
         return range(0)
     rows, columns = place.shape[0], prod(place.shape[1:])
-    each = max(-(-rows // lanes), -(-SMALLEST_SPAN // columns))
-    each = max(1, min(each, LARGEST_BLOCK // columns))
-    return range(place.start + each * columns, place.stop, each * columns)
+    blocks = min(lanes, max(1, rows * columns // SMALLEST_SPAN))
+    blocks = max(blocks, -(-rows // max(1, LARGEST_BLOCK // columns)))
+    block = -(-rows // blocks) * columns
+    return range(place.start + block, place.stop, block)
 
 
 def _aligned(size: int) -> int:

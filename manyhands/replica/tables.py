@@ -12,6 +12,8 @@ from torch import Tensor
 
 from manyhands.replica.layout import Layout, Span
 
+_NONE = torch.empty(0, dtype=torch.int64)
+
 
 @dataclass
 class _Block:
@@ -34,7 +36,7 @@ class Tables:
                 self._blocks[span.index] = _Block(
                     values=total[span.start : min(span.stop, place.stop)].view(-1, columns),
                     first=(span.start - place.start) // columns,
-                    touched=torch.empty(0, dtype=torch.int64),
+                    touched=_NONE,
                 )
 
     def __contains__(self, span: int) -> bool:
@@ -76,6 +78,7 @@ class Tables:
             block.values.zero_()
         else:
             block.values[block.touched] = 0.0
+        block.touched = _NONE
 
     def _fill(self, block: _Block, numbers: Tensor, values: Tensor) -> None:
         block.values[numbers] = values

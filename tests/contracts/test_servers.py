@@ -3,7 +3,7 @@
 import functools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tests.contracts.test_sessions import Numbered
 from tests.contracts.test_strategies import (
     CASES,
     OPTIMIZERS,
+    Steps,
     assert_close,
     assert_same_bits,
     loss,
@@ -83,39 +84,123 @@ def test_one_push_per_host_equals_one_big_batch(workers: int, case: str) -> None
     assert_same_bits(ours)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_a_layer_that_is_pushed_every_few_steps_gets_the_mean_of_their_gradients(servers: int) -> None:
-    steps = make_steps(2) * 2  # 10: of the last one nothing is left behind at the end
-    want = make_net()
-    params = dict(want.named_parameters())
-    rare = {name for name in params if name.startswith(("into.", "tied."))}  # with one of the tied names
-    optimizers = {
-        every: torch.optim.SGD([params[name] for name in names], lr=0.1, momentum=0.9)
-        for every, names in ((1, sorted(params.keys() - rare)), (3, sorted(rare)))
+RARE = "every=into=3-tied.weight=2"
+
+
+def with_rare_layers(steps: Steps, *, clip: float | None = None, pauses: Collection[int] = ()) -> nn.Module:
+    """The definition of `RARE`: the mean over a layer's steps when it is due; at a pause, and at the end, what is left."""
+    net = make_net()
+    optimizer = with_momentum(net)
+    every = {
+        name: 3 if name.startswith("into.") else 2 if name == "tied.weight" else 1 for name in PARAMETERS
     }
+    kept: dict[str, list[Tensor]] = {name: [] for name in PARAMETERS}
+
+    def update(due: Callable[[str], bool]) -> None:
+        for name, param in net.named_parameters():
+            param.grad = torch.stack(kept.pop(name)).mean(0) if kept[name] and due(name) else None
+            kept.setdefault(name, [])
+        if clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+
     for number, workers in enumerate(steps, start=1):
-        for batches in workers:
-            (sum(loss(want, batch) for batch in batches) / 2).backward()  # type: ignore[union-attr]
-        for every, optimizer in optimizers.items():
-            if number % every == 0 or number == len(steps):
-                for group in optimizer.param_groups:
-                    for param in group["params"]:
-                        param.grad.div_((number - 1) % every + 1)
-                optimizer.step()
-                optimizer.zero_grad()
+        batches = [batch for accumulated in workers for batch in accumulated]
+        total = sum(len(targets) for _, targets in batches)
+        optimizer.zero_grad()
+        for batch in batches:
+            (loss(net, batch) * (len(batch[1]) / total)).backward()
+        for name, param in net.named_parameters():
+            assert param.grad is not None
+            kept[name].append(param.grad)
+        update(lambda name: len(kept[name]) == every[name])
+        if number in pauses or number == len(steps):
+            update(lambda name: True)
+    return net
+
+
+PARAMETERS = [name for name, _ in make_net().named_parameters()]
+
+
+def with_momentum(net: nn.Module) -> Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("strategy", ["parameter-server", CACHE])
+@pytest.mark.parametrize("case", ["plain", "clipped", "accumulated", "a worker without data"])
+def test_layers_that_are_pushed_every_few_steps_get_the_mean_of_their_gradients(
+    case: str, strategy: str
+) -> None:
+    settings = dict(CASES[case])
+    steps = [*make_steps(2, settings.pop("sizes", lambda step, rank: [6])), *make_steps(2)]
+    text = f"{strategy}{',' if ':' in strategy else ':'}{RARE}"
+    ours = together(2, text, make_net, with_momentum, steps, **settings)
+    assert_close(ours[0], with_rare_layers(steps, **settings))
+    assert_same_bits(ours)
+
+
+@pytest.mark.parametrize("consistency", ["async", "stale,bound=0"])
+def test_a_worker_that_gathers_with_nobody_keeps_layers_back_as_well(consistency: str) -> None:
+    steps = [*make_steps(1), *make_steps(1)]
 
     def work(world: World) -> list[Tensor]:
         net = make_net()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        strategy = "parameter-server:every=into=3-tied.*=3"
-        session = Session(net, optimizer, loss, world=world, strategy=strategy)
-        for step in steps:
-            session.step(*step[world.rank])
+        strategy = f"parameter-server:{consistency},{RARE}"
+        session = Session(net, with_momentum(net), loss, world=world, strategy=strategy)
+        for number, step in enumerate(steps, start=1):
+            session.step(*step[0])
+            session.servers.settle()  # type: ignore[union-attr]
+            if number == 4:
+                session.evaluate(Numbered(4))
         return trained(session)
 
-    ours = in_threads(2, work, servers=servers)
-    assert_close(ours[0], want)
-    assert_same_bits(ours)
+    (ours,) = in_threads(1, work, servers=3)
+    assert_close(ours, with_rare_layers(steps, pauses=[4]))
+
+
+def test_a_checkpoint_leaves_nothing_kept_back(tmp_path: Path) -> None:
+    steps = [*make_steps(2), *make_steps(2)]
+    ours: list[list[Tensor]] = []
+    for servers, part in ((2, steps[:4]), (1, steps[4:])):
+
+        def work(world: World, part: Steps = part, resume: bool = servers == 1) -> list[Tensor]:
+            net = make_net()
+            strategy = f"parameter-server:{RARE}"
+            session = Session(net, with_momentum(net), loss, world=world, strategy=strategy)
+            assert not resume or session.resume(tmp_path) is not None
+            for step in part:
+                session.step(*step[world.rank])
+            session.save(tmp_path)
+            return trained(session)
+
+        ours = in_threads(2, work, servers=servers)
+    assert_close(ours[0], with_rare_layers(steps, pauses=[4]))
+
+
+def test_a_step_in_which_nothing_is_pushed_is_a_step() -> None:
+    steps = make_steps(2)
+    ours = together(2, "parameter-server:every=*=99", make_net, with_momentum, steps, clip=0.05)
+    mean = make_net()
+    optimizer = with_momentum(mean)
+    for workers in steps:
+        for batches in workers:
+            for batch in batches:
+                (loss(mean, batch) / (2 * len(steps))).backward()
+    nn.utils.clip_grad_norm_(mean.parameters(), 0.05)
+    optimizer.step()
+    assert_close(ours[0], mean)
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused() -> None:
+    for layer, known in (
+        ("branches", "conv, into, out, tied"),
+        ("into.gate", "into.bias, into.weight"),
+        ("x.*", "again, conv"),
+    ):
+        strategy = f"parameter-server:every={layer}=2"
+        message = refused(lambda world, text=strategy: make_session(world, text), servers=1)  # type: ignore[misc]
+        assert f"unknown layer '{layer}'" in message
+        assert known in message
 
 
 def test_every_is_part_of_the_text_of_the_strategy() -> None:
@@ -167,8 +252,10 @@ def test_workers_learn_and_end_with_the_same_parameters(strategy: str) -> None:
     assert_same_bits([params for _, _, params, _ in results])
 
 
-@pytest.mark.parametrize("bound", [0, 2])
-def test_the_bound_on_staleness_is_kept_at_every_update(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "more"), [(0, ""), (2, ""), (1, ",every=*=3")])
+def test_the_bound_on_staleness_is_kept_at_every_update(
+    bound: int, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers of very different speed; every update is looked at as it is made."""
     leads: list[int] = []
     note = shard.Shard._note
@@ -188,7 +275,7 @@ def test_the_bound_on_staleness_is_kept_at_every_update(bound: int, monkeypatch:
     delays = [[chance.choice([0.0, 0.0, 0.0, 0.02]) * (1 + rank) for _ in range(40)] for rank in range(3)]
 
     def work(world: World) -> None:
-        session = make_session(world, f"stale:bound={bound}", "sgd")
+        session = make_session(world, f"stale:bound={bound}{more}", "sgd")
         for number in range(10 + 10 * world.rank):  # out of data at different times: nobody waits for those
             time.sleep(delays[world.rank][number])
             session.step(data[4 * number : 4 * number + 4])

@@ -1,6 +1,7 @@
 """The doors of a server: garbage, truncated and replayed frames, wrong keys and strangers change and stop nothing."""
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -24,11 +25,10 @@ from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost
 from manyhands.servers import joining, messages
 from manyhands.servers.client import Servers
-from manyhands.servers.consistency import ASYNC, SYNC, Rule
+from manyhands.servers.consistency import ASYNC, SYNC, Rule, stale
 from manyhands.servers.memory import Memory
 from manyhands.servers.messages import Finish, Hello, NotAMessage, Pull, Push, encode
 from manyhands.servers.near import _address
-from manyhands.servers.rows import as_table
 from manyhands.servers.scheme import Scheme, describe
 from manyhands.servers.wire import WireLine, make_keys
 
@@ -85,37 +85,49 @@ def gradient(scheme: Scheme, seed: int, worker: int) -> torch.Tensor:
     return torch.randn(scheme.layout.length, generator=torch.Generator().manual_seed(10 * seed + worker))
 
 
-@contextlib.contextmanager
-def running(rule: Rule, make: Callable[[], tuple[nn.Module, Any]] = make_model) -> Iterator[Running]:
-    store = dist.HashStore()
-    size = WORKERS + 1
-    hosts = tuple(
-        (rank,) for rank in range(size)
-    )  # each a host of its own: nothing in common but the network
-    seats = [Seat(rank=rank, size=size, servers=1, launcher="test") for rank in range(size)]
-    fds = [os.memfd_create("test") for _ in seats]
-    errors: list[BaseException] = []
+APART = ((0,), (1,), (2,))  # each a host of its own: nothing in common but the network
 
-    def serve() -> None:
+
+@contextlib.contextmanager
+def running(
+    rule: Rule,
+    make: Callable[[], tuple[nn.Module, Any]] = make_model,
+    hosts: tuple[tuple[int, ...], ...] = APART,
+) -> Iterator[Running]:
+    """Two workers; what other ranks there are on the hosts are servers."""
+    store = dist.HashStore()
+    size = sum(map(len, hosts))
+    count = size - WORKERS
+    seats = [Seat(rank=rank, size=size, servers=count, launcher="test") for rank in range(size)]
+    fds = [os.memfd_create("test") for _ in hosts]
+    errors: list[BaseException] = []
+    arenas: list[Arena] = []
+
+    def place(rank: int) -> tuple[Neighbourhood, Arena]:
+        fd = next(fd for fd, ranks in zip(fds, hosts, strict=True) if rank in ranks)
+        arenas.append(Arena(os.dup(fd)))
+        return Neighbourhood(hosts=hosts, memory_fd=fd, store=store), arenas[-1]
+
+    def serve(rank: int) -> None:
         model, optimizer = make()
-        places = Neighbourhood(hosts=hosts, memory_fd=fds[-1], store=store)
-        station: Any = SimpleNamespace(seat=seats[-1], neighbours=places, arena=Arena(fds[-1]))
+        places, arena = place(rank)
+        station: Any = SimpleNamespace(seat=seats[rank], neighbours=places, arena=arena)
         try:
-            scheme = describe(model, optimizer, 1, GROUP_BYTES)
+            scheme = describe(model, optimizer, count, GROUP_BYTES)
             joining.serve(station, model, optimizer, scheme, rule)
         except BaseException as error:
             errors.append(error)
-        station.arena.close()
 
-    server = threading.Thread(target=serve, daemon=True)
-    server.start()
+    ranks = range(WORKERS, size)
+    threads = [threading.Thread(target=serve, args=(rank,), daemon=True) for rank in ranks]
+    for server in threads:
+        server.start()
     model, optimizer = make()
-    scheme = describe(model, optimizer, 1, GROUP_BYTES)
+    scheme = describe(model, optimizer, count, GROUP_BYTES)
     found: list[Servers] = [None] * WORKERS  # type: ignore[list-item]
 
     def join(rank: int) -> None:
-        places = Neighbourhood(hosts=hosts, memory_fd=fds[rank], store=store)
-        arena = Arena(fds[rank])
+        places, arena = place(rank)
         vectors = joining.own_vectors(seats[rank], places, arena, scheme, rule, rank, joining.ordinary)
         found[rank] = joining.connect(seats[rank], places, arena, scheme, rule, vectors)
         replica: Any = SimpleNamespace(
@@ -134,15 +146,20 @@ def running(rule: Rule, make: Callable[[], tuple[nn.Module, Any]] = make_model) 
         thread.join(20)
     world = Running(scheme=scheme, store=store, workers=found, errors=errors, gradient=gradient)
     world.workers[0].put("params", torch.zeros(scheme.layout.length))
+    for servers in world.workers:
+        servers.pull()
     try:
         yield world
         for servers in world.workers:
             servers.close()
-        server.join(20)
-        assert not server.is_alive()
+        for server in threads:
+            server.join(20)
+            assert not server.is_alive()
         assert not errors, errors
     finally:
-        for fd in fds[:-1]:
+        for arena in arenas:
+            arena.close()
+        for fd in fds:
             os.close(fd)
 
 
@@ -211,21 +228,32 @@ def test_nothing_that_a_worker_sends_by_mistake_changes_the_result() -> None:
     assert dropped() - before == count
 
 
+def recorded(world: Running, act: Callable[[], None]) -> list[list[bytes]]:
+    """What worker 0 sends meanwhile."""
+    line: Any = world.workers[0]._lines[0]
+    sent: list[list[bytes]] = []
+    send = line._socket.send_multipart
+    line._socket.send_multipart = lambda frames, **more: (
+        sent.append(list(map(bytes, frames))),
+        send(frames, **more),
+    )
+    act()
+    del line._socket.send_multipart
+    return sent
+
+
+def replay(world: Running, sent: list[list[bytes]]) -> None:
+    line: Any = world.workers[0]._lines[0]
+    for frames in sent:
+        line._socket.send_multipart(frames)
+
+
 def test_a_replayed_push_is_applied_once() -> None:
     before = dropped()
     with running(ASYNC) as world:
-        line: Any = world.workers[0]._lines[0]
-        sent: list[Any] = []
-        send = line._socket.send_multipart
-        line._socket.send_multipart = lambda frames, **more: (
-            sent.append(list(map(bytes, frames))),
-            send(frames, **more),
-        )
-        world.step(0)
-        del line._socket.send_multipart
+        sent = recorded(world, lambda: world.step(0))
         world.params()
-        for frames in sent:
-            line._socket.send_multipart(frames)
+        replay(world, sent)
         world.step(1)
         assert torch.allclose(world.params(), expected(world.scheme, 2), atol=1e-5)
     assert dropped() - before == len(sent) > 2
@@ -274,6 +302,8 @@ def test_a_stranger_gets_nowhere(attack: Callable[[str, bytes], None]) -> None:
 
 
 ROWS, COLUMNS = 5000, 16
+ROW_BYTES = 4 * COLUMNS + 4  # with its number
+BESIDE = ((0, 2), (1, 3))  # each worker has one server on its host and one far away
 
 
 def make_words() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -281,54 +311,148 @@ def make_words() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def few_rows(scheme: Scheme, seed: int, worker: int) -> torch.Tensor:
-    """A gradient of the linear layer, and of ten rows of the table."""
+def some_rows(scheme: Scheme, seed: int, worker: int, count: int = 10) -> torch.Tensor:
+    """A gradient of the linear layer, and of some rows of the table, not the same for the two workers."""
     whole = gradient(scheme, seed, worker)
-    (table,) = [group for group in scheme.groups if group.table]
-    rows = as_table(whole[table.slice], table.table)
-    kept = torch.randperm(ROWS, generator=torch.Generator().manual_seed(100 * seed + worker))[:10]
-    rows[[row for row in range(ROWS) if row not in set(kept.tolist())]] = 0.0
+    (table,) = [place for place in scheme.layout.places if place.rows]
+    rows = whole[table.start : table.stop].view(ROWS, COLUMNS)
+    touched = torch.arange(worker, ROWS, 2)[
+        torch.randperm(ROWS // 2, generator=_seeded(seed, worker))[:count]
+    ]
+    mask = torch.ones(ROWS, dtype=torch.bool)
+    mask[touched] = False
+    rows[mask] = 0.0
     return whole
 
 
-@pytest.mark.parametrize("rule", [SYNC, ASYNC])
-def test_only_touched_rows_travel_and_nothing_is_missed(rule: Rule) -> None:
+def _seeded(seed: int, worker: int) -> torch.Generator:
+    return torch.Generator().manual_seed(100 * seed + worker)
+
+
+def sum_of_rows(scheme: Scheme, steps: int) -> torch.Tensor:
+    total = sum(some_rows(scheme, seed, worker) for seed in range(steps) for worker in range(WORKERS))
+    return -0.5 * total * covered(scheme)
+
+
+@pytest.mark.parametrize("count", [10, 200])
+@pytest.mark.parametrize("rule", [SYNC, ASYNC], ids=["sync", "async"])
+def test_bytes_are_those_of_the_touched_rows(rule: Rule, count: int) -> None:
+    steps = 4
     with running(rule, make_words) as world:
-        world.gradient = few_rows
+        world.gradient = functools.partial(some_rows, count=count)
         before = telemetry.totals().get("bytes_sent", 0)
-        for seed in range(4):
+        for seed in range(steps):
             world.step(seed)
         for servers in world.workers:
             servers.settle()
-        for servers in world.workers:
-            servers.wait()
         sent = telemetry.totals()["bytes_sent"] - before
-        assert sent < 0.2 * 4 * 4 * ROWS * COLUMNS * 4, (
-            "workers × steps × there and back would be the whole table"
-        )
-        want = -0.5 * sum(few_rows(world.scheme, seed, worker) for seed in range(4) for worker in (0, 1))
-        if rule is SYNC:  # both have heard of all rows, their own and the other's, without a pull
+        # Every worker sends its rows, and hears of its own and the other's; the last answers of an asynchronous one may
+        # have come before the other had pushed.
+        most = steps * WORKERS * 3 * count * ROW_BYTES
+        least = most - (WORKERS * count * ROW_BYTES if rule is ASYNC else 0)
+        others = steps * WORKERS * 2000  # the linear layer, and headers
+        assert least <= sent <= most + others
+        assert others < 0.02 * steps * WORKERS * ROWS * ROW_BYTES
+
+
+@pytest.mark.parametrize("hosts", [APART, BESIDE, ((0, 1, 2), (3,))], ids=["apart", "beside", "among"])
+@pytest.mark.parametrize("rule", [SYNC, ASYNC, stale(1)], ids=["sync", "async", "stale"])
+def test_nothing_is_missed_of_rows_that_others_have_changed(
+    rule: Rule, hosts: tuple[tuple[int, ...], ...]
+) -> None:
+    """Without a pull: answers alone keep every worker's copy as it should be."""
+    steps = 5
+    with running(rule, make_words, hosts) as world:
+        world.gradient = some_rows
+        for seed in range(steps):
+            world.step(seed)
+        world.gradient = lambda scheme, seed, worker: torch.zeros(scheme.layout.length)
+        world.step(steps)  # an answer to each, after all that the others have pushed
+        for servers in world.workers:
+            servers.settle()
+            servers.wait()
+        want = sum_of_rows(world.scheme, steps)
+        for servers in world.workers:
+            assert torch.allclose(servers.params * covered(world.scheme), want, atol=1e-5)
+        assert torch.allclose(world.params(), want, atol=1e-5)
+
+
+def test_answers_that_come_between_two_waits_are_all_put_in_place() -> None:
+    with running(ASYNC, make_words) as world:
+        one, other = world.workers
+        for seed in range(3):
+            for worker, servers in enumerate((one, other)):
+                servers.settle()  # its answers have come, and are not looked at
+                servers.grads.copy_(some_rows(world.scheme, seed, worker))
+                for span in world.scheme.spans:
+                    servers.push(span)
+                servers.finish()
+        other.settle()
+        other.wait()
+        assert torch.allclose(other.params * covered(world.scheme), sum_of_rows(world.scheme, 3), atol=1e-5)
+
+
+def test_a_pull_of_news_is_a_pull() -> None:
+    with running(Rule(fetches=True), make_words) as world:
+        world.gradient = some_rows
+        for seed in range(3):
+            world.step(seed)
             for servers in world.workers:
-                assert torch.allclose(
-                    servers.params * covered(world.scheme), want * covered(world.scheme), atol=1e-5
-                )
-        assert torch.allclose(world.params(), want * covered(world.scheme), atol=1e-5)
+                servers.settle()
+            before = telemetry.totals()["bytes_sent"]
+            for servers in world.workers:
+                servers.pull(whole=False)
+                want = sum_of_rows(world.scheme, seed + 1)
+                assert torch.allclose(servers.params * covered(world.scheme), want, atol=1e-5)
+            assert telemetry.totals()["bytes_sent"] - before < 40 * ROW_BYTES + 2000
 
 
-@pytest.mark.parametrize("rows", [[3, 2], [1, 1], [-1], [ROWS], b"abc"])
-def test_rows_that_are_not_there_are_dropped(rows: Any) -> None:
+def rows(*numbers: int) -> bytes:
+    return torch.tensor(numbers, dtype=torch.int32).numpy().tobytes()
+
+
+HOSTILE_ROWS: dict[str, tuple[bytes, int]] = {  # the numbers, and how many bytes of rows come with them
+    "not ascending": (rows(3, 2), 2 * 4 * COLUMNS),
+    "twice the same": (rows(1, 1), 2 * 4 * COLUMNS),
+    "negative": (rows(-1), 4 * COLUMNS),
+    "behind the last": (rows(ROWS), 4 * COLUMNS),
+    "half a number": (b"abc", 4 * COLUMNS),
+    "fewer rows than numbers": (rows(1, 2), 4 * COLUMNS),
+    "a row cut off": (rows(1, 2), 2 * 4 * COLUMNS - 4),
+    "more rows than numbers": (rows(1), 2 * 4 * COLUMNS),
+    "rows without numbers": (b"", 4 * COLUMNS),
+    "numbers without rows": (rows(1), 0),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_ROWS)
+def test_rows_that_cannot_be_are_dropped(what: str) -> None:
+    numbers, size = HOSTILE_ROWS[what]
     before = dropped()
     with running(SYNC, make_words) as world:
-        world.gradient = few_rows
-        (table,) = [group for group in world.scheme.groups if group.table]
-        packed = rows if isinstance(rows, bytes) else torch.tensor(rows, dtype=torch.int32).numpy().tobytes()
-        servers = world.workers[1]
-        push = Push(number=next(servers._numbers), group=table.index, step=0, seen=0, rows=packed)
-        servers._lines[0]._socket.send_multipart([encode(push), bytes(4 * COLUMNS * (len(packed) // 4))])
+        world.gradient = some_rows
         world.step(0)
-        want = -0.5 * (few_rows(world.scheme, 0, 0) + few_rows(world.scheme, 0, 1)) * covered(world.scheme)
-        assert torch.allclose(world.params(), want, atol=1e-5)
-    assert dropped() - before == 1
+        (table,) = [group for group in world.scheme.groups if group.table]
+        (linear,) = [group for group in world.scheme.groups if not group.table]
+        servers, line = world.workers[1], world.workers[1]._lines[0]
+        for group in (table, linear):  # the linear layer has no rows at all
+            push = Push(number=next(servers._numbers), group=group.index, step=1, seen=1, rows=numbers)
+            line._socket.send_multipart([encode(push), b"\x41" * size])  # type: ignore[attr-defined]
+        world.step(1)
+        assert torch.allclose(world.params(), sum_of_rows(world.scheme, 2), atol=1e-5)
+    assert dropped() - before == 2
+
+
+def test_a_replayed_push_of_rows_is_applied_once() -> None:
+    before = dropped()
+    with running(ASYNC, make_words) as world:
+        world.gradient = some_rows
+        sent = recorded(world, lambda: world.step(0))
+        world.params()
+        replay(world, sent)
+        world.step(1)
+        assert torch.allclose(world.params(), sum_of_rows(world.scheme, 2), atol=1e-5)
+    assert dropped() - before == len(sent) > 2
 
 
 def test_a_server_listens_on_one_interface_only() -> None:
