@@ -102,7 +102,7 @@ class Servers:
         self._last_span = {group.spans[-1].index: group for group in groups}
         self._numbers = itertools.count(1)
         self._steps = 0  # since all workers last paused
-        self._pushed = 0  # groups, in this step
+        self._pushed: set[int] = set()  # the servers to which something was pushed in this step
         self._kept_back = {group.index: KeptBack() for group in groups if group.every > 1}
         self._samples = 1  # of the step that is under way
         self._given: Sequence[int] = ()  # by parameter: whether what is pushed has a gradient of it
@@ -265,7 +265,7 @@ class Servers:
         )
         self._unanswered.add(group.index)
         self._lines[group.server].send(encode(push), vector)
-        self._pushed += 1
+        self._pushed.add(group.server)
         telemetry.count("pushes", 1)
         self._listen()
 
@@ -300,13 +300,15 @@ class Servers:
             self._end_step()
 
     def _end_step(self) -> None:
-        if not self._pushed and self._rule.bound is not None and not self._rule.gathers:
-            # Only what is pushed is answered, and only by an answer is a worker held to the bound.
-            self._send_push(self.groups[0], set(), self._seen[0], 0)
+        if self._rule.bound is not None and not self._rule.gathers:
+            # Only a push is answered, and only by its answers does a server hold a worker to the bound.
+            for group in self.groups:
+                if group.server not in self._pushed:
+                    self._send_push(group, set(), self._seen[group.index], 0)
         for line in self._lines:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
-        self._pushed = 0
+        self._pushed.clear()
         if self._rule.gathers:
             self.wait()
 

@@ -88,7 +88,7 @@ RARE = "every=into=3-tied.weight=2"
 
 
 def with_rare_layers(steps: Steps, *, clip: float | None = None, pauses: Collection[int] = ()) -> nn.Module:
-    """The definition of `RARE`: the mean over a layer's steps when it is due; at a pause, and at the end, what is left."""
+    """The definition of `RARE`: the mean over a layer's steps when it is due; at a pause, what is left."""
     net = make_net()
     optimizer = with_momentum(net)
     every = {
