@@ -148,6 +148,10 @@ class Shard:
 
     def handle(self, worker: int, message: Request, payload: Tensor | None) -> Iterator[Reply]:
         """Deal with a message; `payload` is its vector, None where that lies in common memory."""
+        if worker and (
+            isinstance(message, (Put, GiveState)) or (isinstance(message, Push) and message.settings)
+        ):
+            raise OutOfTurn(f"worker {worker} says what is worker 0's to say")
         if isinstance(message, Push):
             yield from self._push(worker, message, payload)
         elif isinstance(message, Finish):

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyhands import strategies
+from manyhands import strategies, telemetry
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
 from manyhands.servers import shard
@@ -228,6 +229,73 @@ def test_one_worker_without_gathering_is_plain_pytorch(strategy: str) -> None:
 
     (ours,) = in_threads(1, work, servers=2)
     assert_close(ours, plainly(make_net(), functools.partial(two_groups, OPTIMIZERS["momentum"]), steps))
+
+
+def test_gradients_leave_while_the_backward_pass_goes_on() -> None:
+    def work(world: World) -> list[float]:
+        session = make_session(world, "parameter-server")
+        left: list[float] = []
+        first = session.model.conv.weight  # type: ignore[union-attr]
+        first.register_hook(lambda grad: left.append(telemetry.totals()["pushes"]))  # type: ignore[operator,union-attr]
+        for step in make_steps(1)[:2]:
+            before = telemetry.totals().get("pushes", 0)
+            session.step(*step[0])
+            left.append(telemetry.totals()["pushes"] - before)
+            left[-2] -= before
+        session.close()
+        return left
+
+    (counts,) = in_threads(1, work, servers=2)
+    assert counts == [1, 2, 1, 2], "pushes by the time of the last gradient, and in all, of two steps"
+
+
+def test_without_gathering_the_next_forward_pass_does_not_wait_for_the_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forwards, updates = threading.Semaphore(0), []
+    apply = shard.Shard._apply
+
+    def slowly(self: shard.Shard, update: "shard._Update") -> None:
+        if update.group.index == 0:
+            updates.append(forwards.acquire(timeout=20) and forwards.acquire(timeout=20))
+        apply(self, update)
+
+    def noticed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        forwards.release()
+        return loss(model, batch)
+
+    monkeypatch.setattr(shard.Shard, "_apply", slowly)
+
+    def work(world: World) -> None:
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        session = Session(net, optimizer, noticed, world=world, strategy=ASYNC)
+        steps = make_steps(1)
+        session.step(*steps[0][0])
+        session.step(*steps[1][0])
+        forwards.release(4)  # for the last update, and for nobody
+        session.close()
+
+    in_threads(1, work, servers=1)
+    assert updates == [True, True], "the first update was made after the second forward pass had begun"
+
+
+def test_an_update_on_the_same_host_is_seen_without_a_copy() -> None:
+    """A worker that says and asks nothing sees it: what it computes on is the memory that the server updates."""
+
+    def work(world: World) -> bool:
+        session = make_session(world, ASYNC)
+        before = [param.detach().clone() for param in session.model.parameters()]
+        world.host.barrier()
+        if world.rank == 0:
+            session.step(Numbered(4)[0:4])
+            session.servers.settle()  # type: ignore[union-attr]
+        world.host.barrier()
+        seen = not any(torch.equal(a, b) for a, b in zip(before, session.model.parameters(), strict=True))
+        trained(session)
+        return seen
+
+    assert in_threads(2, work, servers=2) == [True, True]
 
 
 @pytest.mark.parametrize("strategy", ["parameter-server", ASYNC, STALE, CACHE, "two-level"])

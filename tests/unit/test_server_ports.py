@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import socket
 import threading
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,14 +25,17 @@ from manyhands.cluster.hosts import Neighbourhood
 from manyhands.cluster.seat import Seat
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost
+from manyhands.replica.updates import Updates
 from manyhands.servers import joining, messages
 from manyhands.servers.client import Servers
-from manyhands.servers.consistency import ASYNC, SYNC, Rule, stale
+from manyhands.servers.consistency import ASYNC, SYNC, Clocks, Rule, stale
 from manyhands.servers.memory import Memory
 from manyhands.servers.messages import Finish, Hello, NotAMessage, Pull, Push, encode
 from manyhands.servers.near import _address
 from manyhands.servers.scheme import Scheme, describe
-from manyhands.servers.wire import WireLine, make_keys
+from manyhands.servers.server import Server
+from manyhands.servers.shard import Shard
+from manyhands.servers.wire import WireLine, WirePort, make_keys
 
 WORKERS = 2
 GROUP_BYTES = 1 << 14
@@ -474,6 +479,48 @@ def test_a_worker_that_is_gone_is_noticed_by_the_server() -> None:
     assert "worker 1" in str(world.errors[0])
 
 
+def test_a_goodbye_is_heard_although_its_connection_is_closed_already() -> None:
+    """It may come while the server looks whose connection was closed."""
+    keys, own = make_keys(), [make_keys(), make_keys()]
+    port = WirePort("127.0.0.1", keys)
+    port.allow({own[0][0]: 0, own[1][0]: 1})
+    lines = [WireLine(0, port.endpoint, keys[0], one) for one in own]
+    heard: list[bytes] = []
+
+    def listen(until: int) -> None:
+        while len(heard) < until:
+            for worker, content, _ in port.take():
+                heard.append(content)
+                if content == b"bye":
+                    port.forget(worker)
+
+    def close(line: WireLine) -> None:
+        line.send(b"bye")
+        line.close()
+
+    try:
+        for line in lines:
+            line.send(b"hello")
+        listen(until=2)
+        was_closed = port._was_closed
+
+        def closed_meanwhile() -> bool:
+            if not was_closed():
+                return False
+            port._was_closed = was_closed  # type: ignore[method-assign]
+            close(lines[1])
+            while port._reaches(1):
+                threading.Event().wait(0.01)
+            return True
+
+        port._was_closed = closed_meanwhile  # type: ignore[method-assign]
+        close(lines[0])
+        listen(until=4)
+        assert heard == [b"hello", b"hello", b"bye", b"bye"]
+    finally:
+        port.close()
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(content=st.binary(max_size=300))
 def test_bytes_are_a_message_or_not(content: bytes) -> None:
@@ -481,6 +528,119 @@ def test_bytes_are_a_message_or_not(content: bytes) -> None:
         assert encode(messages.request(content))
     with contextlib.suppress(NotAMessage):
         assert encode(messages.answer(content))
+
+
+_small = st.integers(-2, 5)
+_names = st.sampled_from(["params", "gradient", "momentum_buffer", "v0", ""])
+_odd = st.sampled_from([0.0, 1.0, -1.0, 1e300, float("nan"), float("inf")])
+_settings = st.lists(
+    st.dictionaries(st.sampled_from(["lr", "momentum", "nesterov"]), st.lists(_odd, max_size=2))
+)
+_states = st.one_of(
+    st.binary(max_size=20),
+    st.binary(max_size=20).map(lambda blob: msgspec.msgpack.encode([{"0.weight": {"x": "tensor"}}, blob])),
+)
+_some_rows = st.lists(st.integers(-1, 9), max_size=4).map(lambda numbers: rows(*numbers))
+_said = st.one_of(
+    st.builds(
+        Push,
+        number=st.just(0),
+        group=_small,
+        step=_small,
+        seen=_small,
+        samples=st.integers(0, 3),
+        missing=st.lists(_small).map(tuple),
+        rows=st.one_of(st.none(), st.binary(max_size=9), _some_rows),
+        settings=st.one_of(st.none(), _settings),
+    ),
+    st.builds(Finish, number=st.just(0), step=_small),
+    st.builds(messages.Scale, number=st.just(0), factor=_odd),
+    st.builds(messages.Leave, number=st.just(0)),
+    st.builds(Pull, number=st.just(0), group=_small, vector=_names, whole=st.booleans()),
+    st.builds(messages.Put, number=st.just(0), group=_small, vector=_names),
+    st.builds(messages.Offer, number=st.just(0), portions=_small),
+    st.builds(messages.Take, number=st.just(0)),
+    st.builds(messages.Add, number=st.just(0), group=_small),
+    st.builds(
+        messages.Combine,
+        number=st.just(0),
+        vector=_names,
+        terms=st.lists(st.tuples(_names, _odd), max_size=3),
+        forgotten=st.lists(_names, max_size=2),
+    ),
+    st.builds(
+        messages.Measure,
+        number=st.just(0),
+        kind=st.sampled_from(["dot", "magnitudes", "largest", "?"]),
+        one=_names,
+        other=_names,
+    ),
+    st.builds(messages.AskState, number=st.just(0)),
+    st.builds(messages.GiveState, number=st.just(0), states=_states),
+    st.builds(messages.AskReport, number=st.just(0)),
+)
+
+
+class _Mouth:
+    """A port through which a test says what it likes."""
+
+    def __init__(self) -> None:
+        self.next: tuple[int, bytes, torch.Tensor | None] | None = None
+
+    def take(self) -> Iterator[tuple[int, bytes, torch.Tensor | None]]:
+        said, self.next = self.next, None
+        if said is not None:
+            yield said
+
+    def send(self, worker: int, content: bytes, vector: torch.Tensor | None) -> None:
+        messages.answer(content)
+
+    def forget(self, worker: int) -> None: ...
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    told=st.lists(
+        st.tuples(st.integers(0, 1), _said, st.sampled_from(["right", "right", "short", "none"])), max_size=25
+    ),
+    clips=st.booleans(),
+    rule=st.sampled_from([SYNC, ASYNC, stale(0)]),
+)
+def test_no_message_of_the_right_form_ends_a_server(
+    told: list[tuple[int, Any, str]], clips: bool, rule: Rule
+) -> None:
+    """Whatever the order and the numbers in it: what cannot be is dropped."""
+    model, _ = make_words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    scheme = describe(model, optimizer, 1, GROUP_BYTES)
+    params = torch.zeros(scheme.layout.length)
+    shard = Shard(
+        0,
+        scheme.groups,
+        scheme.layout.places,
+        optimizer,
+        Updates(optimizer, scheme.layout, params, allocate=lambda name: torch.zeros_like(params)),
+        params,
+        Clocks(rule, range(WORKERS)),
+        versions=torch.zeros(len(scheme.groups), dtype=torch.int64),
+        near_grads=lambda worker: torch.zeros_like(params),
+        awaits_scale=clips and rule.gathers,
+        copies=range(WORKERS),
+    )
+    mouth: Any = _Mouth()
+    server = Server(shard, [mouth], near=set(), workers=range(WORKERS), digest=0)
+    numbers = itertools.count(1)
+    for worker in range(WORKERS):
+        mouth.next = (worker, encode(Hello(number=next(numbers), worker=worker, digest=0)), None)
+        assert server._listen()
+    for worker, message, payload in told:
+        message = msgspec.structs.replace(message, number=next(numbers))
+        size = 0
+        with contextlib.suppress(NotAMessage):
+            size = shard.expects(message) or 0
+        vector = torch.zeros(size if payload == "right" else max(0, size - 4), dtype=torch.uint8)
+        mouth.next = (worker, encode(message), None if payload == "none" else vector)
+        assert server._listen()
 
 
 def test_the_near_door_wants_the_secret_of_the_memory() -> None:
