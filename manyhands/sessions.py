@@ -95,11 +95,9 @@ class Session:
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         hosts = len(world.hosts) if isinstance(world, World) else None
         strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
+        strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
-            assert self.strategy.rule is not None
-            served.be_a_server(
-                world, model, optimizer, self.strategy.rule, clip_norm, self.strategy.cached, self.out
-            )
+            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out)
         self.world = world
         self.model = model
         self.steps = 0
@@ -135,13 +133,7 @@ class Session:
         device = next(self.model.parameters()).device.type
         if self.strategy.rule is not None:
             replica, comm, self.servers = served.join(
-                self.model,
-                self.optimizer,
-                self._loss,
-                self.world,
-                self.strategy.rule,
-                clip_norm,
-                self.strategy.cached,
+                self.model, self.optimizer, self._loss, self.world, self.strategy, clip_norm
             )
             return replica, comm
         shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)

@@ -19,6 +19,7 @@ from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
 from manyhands.replica.factors import Factors
 from manyhands.replica.layout import Layout, Span
+from manyhands.replica.tables import Tables
 
 KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients that wait to be added
 
@@ -36,10 +37,12 @@ class Gradients:
         owners: Sequence[int],
         host: Host | None,
         factors: Factors | None = None,
+        tables: Tables | None = None,
     ) -> None:
         self.total = total
         self.factors = factors
         self._factored: Container[int] = ()  # parameters whose gradients come as factors in this step
+        self._tables = tables  # where gradients of some rows need not become whole
         self.arrived = bytearray(len(layout.places))
         self._layout = layout
         self._index, self._workers = (host.index, host.size) if host else (0, 1)
@@ -107,8 +110,9 @@ class Gradients:
             self._arrive_again(index, grad)
             return
         self.arrived[index] = 1
-        self._private[index] = grad.reshape(-1)
-        self._private_bytes += grad.nbytes
+        grad = self._flat(index, grad)
+        self._private[index] = grad
+        self._private_bytes += _size_bytes(grad)
         self._take_turns()
         if self._adds_early or self._private_bytes > self._kept_limit:
             self._add_own()
@@ -122,13 +126,18 @@ class Gradients:
             for index in self.factors.layers:
                 self.arrived[index] |= self.factors.has(index)
 
+    def _flat(self, index: int, grad: Tensor) -> Tensor:
+        if grad.is_sparse and self._tables and self._layout.places[index].rows:
+            return grad.coalesce()
+        return (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
+
     def _arrive_again(self, index: int, grad: Tensor) -> None:
         """Re-entrant checkpointing runs several backward passes in one, each with a part of the gradient."""
         place = self._layout.places[index]
         kept = self._private[index]
         if kept is not None and self._turn <= index * (self._workers - 1):
-            self._private[index] = kept + grad.reshape(-1)
-        elif self._workers == 1 and not self._on_ready:
+            self._private[index] = kept + self._flat(index, grad)
+        elif self._workers == 1 and not self._on_ready and not grad.is_sparse:
             self.total[place.start : place.stop].add_(grad.reshape(-1))
         else:
             raise UsageError(
@@ -225,8 +234,8 @@ class Gradients:
             ready = (index + 1) * (self._workers - 1)
             if self._turn < ready or not self._is_my_turn(ready):
                 break
-            for piece in () if index in self._factored else self._own[index].values():
-                self._add_last(index, piece)
+            for number in () if index in self._factored else self._own[index]:
+                self._add_last(index, number)
             self._next_own += 1
             if self._own[index]:
                 self._drop(index)
@@ -246,7 +255,7 @@ class Gradients:
         with telemetry.timed("exchange"):
             for index in span.places:
                 if index >= self._next_own:
-                    self._add_last(index, self._own[index][span.index])
+                    self._add_last(index, span.index)
             self._drop_after(span)
 
     def complete_all(self) -> None:
@@ -299,10 +308,12 @@ class Gradients:
             if span.index == self._last_own[index]:
                 self._drop(index)
 
-    def _add_last(self, index: int, piece: Piece) -> None:
+    def _add_last(self, index: int, span: int) -> None:
         grad = self._private[index]
-        into, start, stop = piece
-        if self._workers == 1:
+        into, start, stop = self._own[index][span]
+        if self._tables and span in self._tables:
+            self._tables.write(span, grad)
+        elif self._workers == 1:
             if grad is None:
                 into.zero_()
             else:
@@ -313,8 +324,12 @@ class Gradients:
     def _drop(self, index: int) -> None:
         grad = self._private[index]
         if grad is not None:
-            self._private_bytes -= grad.nbytes
+            self._private_bytes -= _size_bytes(grad)
             self._private[index] = None
+
+
+def _size_bytes(grad: Tensor) -> int:
+    return grad.values().nbytes if grad.is_sparse else grad.nbytes
 
 
 def _gaps(layout: Layout, span: Span) -> list[tuple[int, int]]:

@@ -29,8 +29,9 @@ from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
+from manyhands.replica.parameters import lay_out_model, one_type, trained
 from manyhands.replica.portions import pool
+from manyhands.replica.tables import Tables
 from manyhands.replica.updates import (
     Updates,
     hyper_parameters,
@@ -116,9 +117,11 @@ class Replica:
         self._device, dtype = one_type(self.parameters)
         # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
         factored = factored and self._workers > 1 and not lent and clip_norm is None
-        by_rows = linear_weights(model) if factored else set()
-        self.layout = lay_out_model(
-            model, optimizer, span_bytes=span_bytes, lanes=self.lanes, by_rows=by_rows
+        weights = linear_weights(model) if factored else set()
+        self.layout = (
+            lent.layout
+            if lent
+            else lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes, factored=weights)
         )
         # Flat order is last parameter first.
         self._names.reverse()
@@ -152,22 +155,22 @@ class Replica:
         total = lent.grads if lent else self._vector(length, dtype)
         owners = [self._owner(span) for span in self.spans]
         factors = None
-        if self._host and any(place.by_rows for place in self.layout.places):
+        if self._host and any(place.factored for place in self.layout.places):
             factors = Factors(self.layout, total, self._host)
-        self._gradients = Gradients(self.layout, total, owners, self._host, factors)
+        # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
+        self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
+        self._gradients = Gradients(self.layout, total, owners, self._host, factors, self.tables)
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
         self._norms = self._vector(count + 1, dtype)  # and, last, the norm of them all
         # Per worker: how many parameters got no gradient in this step.
         self._missing = self._vector(self._workers, torch.int64, on_device=False).numpy()
-        sparse = sparse_ids(self.model)
         self.updates = Updates(
             self.optimizer,
             self.layout,
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
-            sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
             numbers=self._table if self._host and self._workers > 1 and self._everyone_sees_state else None,
         )
         self._journal: Journal | None = None
@@ -315,7 +318,7 @@ class Replica:
         grad = param.grad
         param.grad = None
         if grad is not None:
-            self._gradients.arrive(index, grad.to_dense() if grad.is_sparse else grad)
+            self._gradients.arrive(index, grad)
 
     def _end(self) -> None:
         """All gradients of this worker are there: say which, and wait until that is true of every worker."""
