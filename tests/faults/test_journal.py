@@ -7,9 +7,15 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from manyhands.cluster.seat import Seat
+from manyhands.cluster.world import World
+from manyhands.errors import PeerLost
+from manyhands.sessions import Session
 
 ROOT = Path(__file__).parents[2]
 WORKERS, STEPS, FATAL_STEP = 3, 4, 3
@@ -75,11 +81,6 @@ def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> to
 
 def worker(rank: int, fd: int, job: Job, fault: Fault, folder: Path) -> None:
     """Train until the fault; a survivor leaves behind what it then has."""
-    from manyhands.cluster.seat import Seat
-    from manyhands.cluster.world import World
-    from manyhands.errors import PeerLost
-    from manyhands.sessions import Session
-
     seat = Seat(rank=rank, size=WORKERS, servers=0, launcher="test", arena_fd=fd)
     model, optimizer = build(job)
     session = Session(model, optimizer, loss, world=World(seat), clip_norm=job.clip_norm)
@@ -105,9 +106,9 @@ def worker(rank: int, fd: int, job: Job, fault: Fault, folder: Path) -> None:
         torch.save({"steps": steps, "params": params, "state": state}, folder / f"survivor-{rank}")
 
 
-def arm(session: object, fault: Fault) -> None:
+def arm(session: Session, fault: Fault) -> None:
     """Have this process kill itself at the point that the fault names."""
-    replica = session.replica  # type: ignore[attr-defined]
+    replica: Any = session.replica
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -195,4 +196,5 @@ def _close(ours: torch.Tensor, plain: torch.Tensor) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    build(JOBS[0])  # optimizers load more of PyTorch
     run_all(Path(sys.argv[1]))
