@@ -19,7 +19,7 @@ from manyhands.cluster.seat import own_seat
 from manyhands.data.ledger import Ledger
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan, Train
-from manyhands.sessions import Session
+from manyhands.sessions import Session, host_count
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -45,7 +45,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None = None) -> Session:
     """Train as the plan says; returns the finished session."""
     plan.check()
-    plan, why = plan.on_fair_terms()
+    plan, why = plan.on_fair_terms(host_count())
     assert plan.train.optimizer is not None
     _check_device(plan.cluster.device)
     if plan.cluster.threads is not None:

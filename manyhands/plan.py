@@ -96,13 +96,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             strategies.Asked(workers=self.cluster.workers, servers=self.cluster.servers, optimizer=optimizer),
         )
 
-    def on_fair_terms(self) -> tuple["Plan", str]:
+    def on_fair_terms(self, hosts: int = 1) -> tuple["Plan", str]:
         """The plan with an optimizer by the rule of `fairness.py`, and why that; as it is where it names one."""
         train = self.train
         if train.optimizer is not None:
             return self, ""
         strategy = strategies.parse(self.strategy)
-        terms = fairness.terms(self.model, strategy, self.cluster.workers, accumulate=train.accumulate)
+        terms = fairness.terms(
+            self.model, strategy, self.cluster.workers, hosts=hosts, accumulate=train.accumulate
+        )
         warm_up = terms.warm_up_epochs if train.warm_up is None else train.warm_up
         train = msgspec.structs.replace(train, optimizer=terms.optimizer, warm_up=warm_up)
         return msgspec.structs.replace(self, train=train), terms.why

@@ -210,8 +210,7 @@ class Session:
             total()  # all workers must have asked before anything else is exchanged
         loss = self.strategy.step(self.replica, self.comm, share)
         self.replica.settle()
-        if not self.replica.needs_closure and is_watched(self.optimizer):
-            self.optimizer.step()  # without gradients it changes nothing; hooks and schedulers see it called
+        self._show_step(loss)
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
@@ -227,6 +226,13 @@ class Session:
             if warning := self._watch.see(self.steps, loss):
                 self._warn(warning)
         return loss
+
+    def _show_step(self, loss: float) -> None:
+        """Hooks and schedulers see `step` called also where others make the update; without gradients it changes
+        nothing."""
+        evaluates = self.replica.needs_closure
+        if is_watched(self.optimizer) and (self.served or not evaluates):
+            self.optimizer.step(*[lambda: loss] * evaluates)
 
     def _warn(self, warning: str) -> None:
         """Every worker records what it saw; one says it, since all are likely to see the same."""
@@ -532,6 +538,12 @@ def _world() -> World | Station:
         _current = join()
         atexit.register(_leave, os.getpid())
     return _current
+
+
+def host_count() -> int:
+    """On how many hosts the workers of this run are."""
+    world = _world()
+    return len(world.neighbours.workers(world.seat))
 
 
 _sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were made, the same on all workers

@@ -252,7 +252,7 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
     crew = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
     say(f"speed     {rate:,.0f} samples/s with {crew}")
     say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
-    if (stale := summary.get("staleness")) is not None:
+    if (stale := summary.get("staleness")) and stale["histogram"]:
         say(f"staleness mean {stale['mean']:.2f}, at most {stale['max']} updates by others; {_shares(stale)}")
     if out is not None:
         say(f"run       {_relative(out)}")
@@ -262,8 +262,9 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
         ("manyhands train --model resnet20 --data cifar10 --fetch", "colour pictures"),
         ("manyhands list strategies", "other ways to distribute it"),
     ]
-    if out is not None and not (stale and stale["max"]):
-        tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", "the same run again, to the bit"))
+    if out is not None:
+        again = "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).repeatable
+        tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", again))
     width = max(len(command) for command, _ in tries)
     for command, why in tries:
         say(f"  {command:<{width}}  {why}")

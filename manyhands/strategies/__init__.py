@@ -87,6 +87,11 @@ def admit(strategy: Strategy, asked: Asked) -> None:
             f"{name} uses no servers, and {asked.servers} were asked for; leave --servers out, or choose a strategy "
             "with servers"
         )
+    if strategy.only_optimizer and asked.optimizer not in (None, strategy.only_optimizer):
+        raise UsageError(
+            f"{name} trains with the optimizer {strategy.only_optimizer} alone, not with {asked.optimizer}; use "
+            f"{strategy.only_optimizer}, or another strategy"
+        )
     strategy.check(asked)
 
 

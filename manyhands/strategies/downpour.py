@@ -33,13 +33,21 @@ class Downpour(Strategy):
 
     lockstep: ClassVar[bool] = False
     rule: ClassVar[Rule] = Rule(fetches=True)
-    optimizer: ClassVar[str] = "adagrad:lr=0.01"
+    optimizer: ClassVar[str] = "adagrad:lr=0.02"
 
     def __post_init__(self) -> None:
         at_least_one(fetch=self.fetch, push=self.push)
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
+
+    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
+        return self.push
+
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
+        """A gradient's parameters are (fetch − 1) / 2 steps old, and it waits (push − 1) / 2 steps for its push; each
+        of the others makes an update in every `push` steps."""
+        return -(-(workers - 1) * (self.fetch + self.push) // (2 * self.push))
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         servers = comm.servers

@@ -84,8 +84,15 @@ class ParameterServer(Strategy):
                 "that takes one gradient per step"
             )
 
-    def updates_late(self, workers: int) -> int:
-        return 0 if self.rule.gathers else workers - 1
+    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
+        return workers if self.rule.gathers else workers // self._speakers(workers, hosts)
+
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
+        return 0 if self.rule.gathers else self._speakers(workers, hosts) - 1
+
+    def _speakers(self, workers: int, hosts: int) -> int:
+        """How many push gradients."""
+        return hosts if self.cache else workers
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         servers = comm.servers

@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from manyhands.errors import UsageError
 from manyhands.servers.consistency import SYNC, Rule
 from manyhands.strategies.settings import at_least_one
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm, ServedDirectly
@@ -36,16 +35,14 @@ class Sandblaster(Strategy):
 
     synchronous: ClassVar[bool] = True
     rule: ClassVar[Rule] = SYNC
+    repeatable: ClassVar[bool] = (
+        False  # who computes which portion, and so the order of additions, is up to the clock
+    )
+    only_optimizer: ClassVar[str] = "lbfgs"
     optimizer: ClassVar[str] = "lbfgs:max_iter=10,history_size=10,line_search_fn=strong_wolfe"
 
     def __post_init__(self) -> None:
         at_least_one(portion=self.portion)
-
-    def check(self, asked: Asked) -> None:
-        if asked.optimizer not in (None, "lbfgs"):
-            raise UsageError(
-                f"sandblaster runs L-BFGS, not {asked.optimizer}; use the optimizer lbfgs, or another strategy"
-            )
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         servers = cast("ServedDirectly", comm.servers)

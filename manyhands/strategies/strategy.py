@@ -63,6 +63,11 @@ class Strategy:
         return True
 
     @property
+    def repeatable(self) -> bool:
+        """Whether the same plan gives the same parameters again, to the bit."""
+        return self.lockstep
+
+    @property
     def same_settings(self) -> bool:
         """Whether the optimizers of all workers must have the same settings."""
         return True
@@ -72,11 +77,11 @@ class Strategy:
         """Steps from one time that replicas agree to the next."""
         return 1
 
-    def batches_per_update(self, workers: int) -> int:
+    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
         """How many workers' batches go into one update, which the learning rate is to fit (`fairness.py`)."""
         return workers if self.pooled else 1
 
-    def updates_late(self, workers: int) -> int:
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
         """How many updates of others usually come between a gradient and its own update (`fairness.py`)."""
         return 0
 
@@ -93,6 +98,11 @@ class Strategy:
     @property
     def optimizer(self) -> str | None:
         """What it trains with where the person names no optimizer; None: what fits the model (`fairness.py`)."""
+        return None
+
+    @property
+    def only_optimizer(self) -> str | None:
+        """The one optimizer that it can train with, by its name in small letters; None: any that `check` lets pass."""
         return None
 
     @property

@@ -81,8 +81,11 @@ class WorkerGroups(Strategy):
     def shares_replica(self) -> bool:
         return self.owners == "workers"
 
-    def batches_per_update(self, workers: int) -> int:
+    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
         return max(1, workers // self.groups)  # asked also of plans that `check` refuses
+
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
+        return self.groups - 1
 
     def check(self, asked: Asked) -> None:
         workers, groups = asked.workers, self.groups

@@ -19,7 +19,16 @@ from manyhands.plan import Cluster, Plan, Train
 from manyhands.replica.portions import pool
 from manyhands.servers import shard
 from manyhands.sessions import Session
-from tests.contracts.test_strategies import Batch, Net, Steps, assert_close, loss, make_net, make_steps
+from tests.contracts.test_strategies import (
+    Batch,
+    Net,
+    Steps,
+    assert_close,
+    loss,
+    make_net,
+    make_steps,
+    plainly,
+)
 from tests.crew import in_threads
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -32,22 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def in_one_process(steps: Steps, settings: dict[str, Any], clip: float | None = None) -> nn.Module:
-    net = make_net()
-    optimizer = LBFGS(net.parameters(), **settings)
-    for workers in steps:
-        batches = [batch for accumulated in workers for batch in accumulated]
-        inputs, targets = (torch.cat(fields) for fields in zip(*batches, strict=True))
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-            optimizer.zero_grad()
-            value = loss(net, (inputs, targets))
-            value.backward()
-            if clip is not None:
-                nn.utils.clip_grad_norm_(net.parameters(), clip)
-            return value
-
-        optimizer.step(closure)  # type: ignore[arg-type]
-    return net
+    return plainly(make_net(), lambda net: LBFGS(net.parameters(), **settings), steps, clip=clip)
 
 
 def on_servers(
@@ -180,7 +174,7 @@ def test_what_cannot_run_is_refused_before_anything_starts() -> None:
     cluster = Cluster(workers=2, servers=1)
     with pytest.raises(UsageError, match="needs --servers"):
         Plan(strategy="sandblaster", cluster=Cluster(workers=2)).check()
-    with pytest.raises(UsageError, match="runs L-BFGS, not sgd"):
+    with pytest.raises(UsageError, match="the optimizer lbfgs alone, not with sgd"):
         Plan(strategy="sandblaster", cluster=cluster, train=Train(optimizer="sgd:lr=0.1")).check()
     with pytest.raises(UsageError, match="cannot run L-BFGS"):
         Plan(strategy="parameter-server", cluster=cluster, train=Train(optimizer="lbfgs")).check()
