@@ -89,6 +89,7 @@ class Session:
         clip_norm: float | None = None,
         seed: int = 0,
         out: Path | None = None,
+        journaled: bool = False,
     ) -> None:
         self.strategy_text = strategy  # as a person wrote it: reports show the name they know
         self.strategy = strategies.parse(strategy)
@@ -110,6 +111,7 @@ class Session:
         self._loss = loss
         self.scheduler = scheduler
         self.seed = seed
+        self._journaled = journaled  # whether the others can finish an update in which one of them dies
         self._clock = Stopwatch()
         self._watch = LossWatch(world.rank, self._suspects)
         self._closed = False
@@ -157,6 +159,7 @@ class Session:
             neighbours=Neighbours(self.world.host) if self.strategy.open_replica else None,
             together=self.strategy.lockstep,
             factored=len(self.world.hosts) == 1,
+            journaled=self._journaled,
             lanes=lanes,
             clip_norm=clip_norm,
             agree=comm.copy_ if self.strategy.synchronous else None,

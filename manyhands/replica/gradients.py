@@ -2,9 +2,10 @@
 
 A gradient vector per worker would cost the most memory of all, so there is only the sum. The workers add to each span
 of it in turn: the one after its owner begins, the owner is last. With a turn for every worker at some span, all
-are busy at once, and the order of the additions is always the same. When the step comes to its gate the sum is
-complete, in memory that everyone sees: whoever dies after that, the others can finish the step. A worker that is alone
-leaves its gradients where autograd put them until they are used, as far as `KEPT_BYTES` allow.
+are busy at once, and the order of the additions is always the same. What the owner adds itself stays where autograd
+left it until the span is updated, when the sum is in the cache anyway, as far as `KEPT_BYTES` allow. With `before_gate`
+it is added earlier: when the step comes to its gate the sum is complete, in memory that everyone sees, and whoever
+dies after that, the others can finish the step.
 
 Autograd finishes gradients roughly in the order of the flat vector, and turns are taken in exactly that order: a worker
 only has to know how far the one before it has come, which is one number.
@@ -12,6 +13,7 @@ only has to know how far the one before it has come, which is one number.
 
 from collections.abc import Callable, Container, Sequence
 
+import torch
 from torch import Tensor
 
 from manyhands import telemetry
@@ -21,7 +23,7 @@ from manyhands.replica.factors import Factors
 from manyhands.replica.layout import Layout, Span
 from manyhands.replica.tables import Tables
 
-KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients that wait to be added
+KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients for the owners' late additions
 
 OnReady = Callable[[Span], None]
 Piece = tuple[Tensor, int, int]  # where to add, and which elements of the parameter's gradient
@@ -38,10 +40,13 @@ class Gradients:
         host: Host | None,
         factors: Factors | None = None,
         tables: Tables | None = None,
+        *,
+        before_gate: bool = False,
     ) -> None:
         self.total = total
         self.factors = factors
         self._factored: Container[int] = ()  # parameters whose gradients come as factors in this step
+        self._before_gate = before_gate
         self._tables = tables  # where gradients of some rows need not become whole
         self.arrived = bytearray(len(layout.places))
         self._layout = layout
@@ -76,7 +81,7 @@ class Gradients:
             # Spans that leave before the others' backward passes have ended are added up as they come.
             self._factored = self.factors.layers if not on_ready else ()
             self.factors.begin()
-        self._adds_early = on_ready is not None or self._workers > 1
+        self._adds_early = on_ready is not None or self._before_gate
         self._all_here = False
         self._private_bytes = 0
         self._turn = 0  # the next turn to take
@@ -273,7 +278,7 @@ class Gradients:
         self._completed[span.index] = 1
         with telemetry.timed("exchange"):
             grad = self._private[span.places[0]]
-            if len(span.places) == 1 and grad is not None:
+            if self._workers == 1 and len(span.places) == 1 and grad is not None:
                 _, start, stop = self._own[span.places[0]][span.index]
                 if stop - start == span.stop - span.start:
                     self._drop_after(span)
@@ -282,7 +287,7 @@ class Gradients:
             for start, stop in self._gaps[span.index]:
                 scratch[start:stop].zero_()
             for index in span.places:
-                self._copy_into(scratch, span, index)
+                self._add_into(scratch, span, index)
             self._drop_after(span)
             return scratch
 
@@ -293,15 +298,21 @@ class Gradients:
         with telemetry.timed("compute"):
             return self.factors.sum_of(span, into)
 
-    def _copy_into(self, scratch: Tensor, span: Span, index: int) -> None:
+    def _add_into(self, scratch: Tensor, span: Span, index: int) -> None:
+        """As `_add_last`, with the result elsewhere."""
         grad = self._private[index]
-        _, start, stop = self._own[index][span.index]
+        others, start, stop = self._own[index][span.index]
         offset = max(self._layout.places[index].start, span.start) - span.start
         into = scratch[offset : offset + stop - start]
-        if grad is None:
-            into.zero_()
+        if self._workers == 1:
+            if grad is None:
+                into.zero_()
+            else:
+                into.copy_(grad[start:stop])
+        elif grad is None:
+            into.copy_(others)
         else:
-            into.copy_(grad[start:stop])
+            torch.add(others, grad[start:stop], out=into)
 
     def _drop_after(self, span: Span) -> None:
         for index in span.places:

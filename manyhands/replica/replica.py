@@ -87,6 +87,7 @@ class Replica:
         neighbours: Neighbours | None = None,
         together: bool = True,
         factored: bool = False,
+        journaled: bool = False,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -113,6 +114,8 @@ class Replica:
         self._index = self._host.index if self._host else 0
         self._workers = self._host.size if self._host else 1
         self.lanes = lanes or self._workers
+        # The state of other optimizers is not all vectors and numbers, and stays with the owners.
+        self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
         # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
@@ -159,7 +162,9 @@ class Replica:
             factors = Factors(self.layout, total, self._host)
         # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
         self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
-        self._gradients = Gradients(self.layout, total, owners, self._host, factors, self.tables)
+        self._gradients = Gradients(
+            self.layout, total, owners, self._host, factors, self.tables, before_gate=self._journaled
+        )
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
@@ -171,17 +176,12 @@ class Replica:
             self.layout,
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
-            numbers=self._table if self._host and self._workers > 1 and self._everyone_sees_state else None,
+            numbers=self._table if self._journaled else None,
         )
         self._journal: Journal | None = None
         if self._host and self.updates.numbers is not None:
             changed = [self.params, *self.updates.vectors.values()]
             self._journal = Journal(self._host, self.layout, changed, self.updates.numbers)
-
-    @property
-    def _everyone_sees_state(self) -> bool:
-        """Whether the optimizer's state is vectors and numbers, which lie in common memory: others stay with owners."""
-        return self.lent is None and is_element_wise(self.optimizer)
 
     def _table(self, rows: int, columns: int) -> Tensor:
         return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)

@@ -83,7 +83,7 @@ def worker(rank: int, fd: int, job: Job, fault: Fault, folder: Path) -> None:
     """Train until the fault; a survivor leaves behind what it then has."""
     seat = Seat(rank=rank, size=WORKERS, servers=0, launcher="test", arena_fd=fd)
     model, optimizer = build(job)
-    session = Session(model, optimizer, loss, world=World(seat), clip_norm=job.clip_norm)
+    session = Session(model, optimizer, loss, world=World(seat), clip_norm=job.clip_norm, journaled=True)
     assert session.replica.takes_factors == (job.clip_norm is None)
     try:
         for step in range(1, STEPS + 1):
