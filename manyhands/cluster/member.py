@@ -41,8 +41,10 @@ class _State:
     generation: int
     turn: Turn | None
     waits: bool
+    has_state: bool = False
     commits: int = 0
     steps: int = 0
+    in_step: bool = False
     leaving: bool = False
     lost: tuple[int, ...] = ()
 
@@ -84,12 +86,28 @@ class Member:
         self.is_asked_to_leave = True
         self._say(leaving=True)
 
-    def next(self, *, commits: int, steps: int, lost: tuple[int, ...] = ()) -> Turn:
+    def next(
+        self,
+        *,
+        has_state: bool = False,
+        commits: int = 0,
+        steps: int = 0,
+        in_step: bool = False,
+        lost: tuple[int, ...] = (),
+    ) -> Turn:
         """Leave this generation, having committed so much; returns the next one when it begins."""
         with self._news:
             self._next = None
             leaving = self.is_asked_to_leave
-            self._say(waits=True, commits=commits, steps=steps, lost=lost, leaving=leaving)
+            self._say(
+                waits=True,
+                has_state=has_state,
+                commits=commits,
+                steps=steps,
+                in_step=in_step,
+                lost=lost,
+                leaving=leaving,
+            )
             while self._next is None:
                 if self._refusal:
                     raise ManyhandsError(f"this worker cannot join: {self._refusal}")
@@ -97,7 +115,7 @@ class Member:
             self.turn = turn = self._next
             self._over, self._change = None, False
             # From here on it is in that generation: if it fails to get into it, it wants the one after.
-            self._say(generation=turn.generation, turn=turn, waits=False, lost=())
+            self._say(generation=turn.generation, turn=turn, waits=False, in_step=False, lost=())
             return turn
 
     def enter(self, *, commits: int, steps: int) -> None:

@@ -1,8 +1,8 @@
 """Who belongs to a run, generation after generation: the coordinator's decisions, without sockets and clocks.
 
 A generation is over when one of its members is gone, or when its members leave it together because somebody wants to
-join or to leave. The next one begins when every member that is alive has left: those go on, in the order of their
-ranks, and then come those who are new and take the state over.
+join or to leave. The next one begins when every member that is alive has left: those who have the state come
+first, in the order of their ranks, and then those who take it over.
 """
 
 from collections.abc import Iterable
@@ -81,22 +81,22 @@ class Roster:
         reports = [one for one in here if one is not None and one.waits and one.generation == self.generation]
         if not live or len(reports) < len(live):
             return
-        heirs = [one for one in reports if not one.leaving]
-        if not heirs:
+        staying = sorted((one for one in reports if not one.leaving), key=lambda one: not one.has_state)
+        if not staying:
             return
+        heirs = [one for one in staying if one.has_state]
         gone = tuple(member for member in self.seated if member in self.gone)
-        members = (*(one.member for one in heirs), *self._new())
+        members = (*(one.member for one in staying), *self._new())
         self.gone -= set(members)
-        commits = [one.commits for one in reports]
         self.generation += 1
         self.seated = members
         self.turn = Turn(
             generation=self.generation,
             members=members,
             heirs=len(heirs),
-            first_commits=min(commits),
-            last_commits=max(commits),
+            last_commits=max(one.commits for one in heirs or staying),
             steps=max(one.steps for one in reports),
             gone=gone,
             left=tuple(one.member for one in reports if one.leaving),
+            in_step=bool(heirs) and all(one.in_step for one in heirs),
         )

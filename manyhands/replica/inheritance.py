@@ -60,6 +60,8 @@ def _take(vector: Tensor, world: World, source: int, is_new: bool) -> None:
 
 
 def _inherit_states(replica: Replica, old: Replica | None, world: World, source: int) -> None:
+    if old is not None and old.is_journaled:
+        old.updates.take_from_others(old.spans)
     states, loose = exported(old) if old is not None else ({}, {})
     everyone: list[States] = [
         msgspec.json.decode(row, type=States) for row in world.gather(msgspec.json.encode(states))

@@ -102,6 +102,10 @@ def test_a_mistake_in_a_worker_is_blamed_on_the_worker(tmp_path: Path) -> None:
             ["--strategy", "parameter-server:async,bound=2", "--servers", "1"],
             "bound=2 is for consistency stale",
         ),
+        (
+            ["--strategy", "parameter-server:every=clasifier=4", "--servers", "1"],
+            "unknown layer 'clasifier'; known: ",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_before_any_process_starts(

@@ -103,7 +103,7 @@ def main() -> None:
         for batch in session.batches(data, batch_size=8):
             note(kind="step", step=session.steps + 1, ids=[] if digits else batch[2].tolist())
             session.step(batch)
-            note(kind="made", step=session.steps)
+            note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
         if not digits:
             note(kind="evaluated", loss=session.evaluate(data)["loss"], epoch=session.epoch)
     accuracy = (

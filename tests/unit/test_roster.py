@@ -11,6 +11,7 @@ def here(member: int, generation: int = 0, *, waits: bool = False, commits: int 
         generation=generation,
         turn=turn,  # type: ignore[arg-type]
         waits=waits,
+        has_state=generation >= 0,
         commits=commits,
         steps=commits,
         **more,  # type: ignore[arg-type]
@@ -36,9 +37,7 @@ def test_a_death_ends_the_generation_and_the_next_begins_when_all_have_left() ->
     roster.hear(here(0, waits=True, commits=5))
     assert roster.answer(0) is None, "worker 2 has not left yet"
     roster.hear(here(2, waits=True, commits=6))
-    turn = Turn(
-        generation=1, members=(0, 2), heirs=2, first_commits=5, last_commits=6, steps=6, gone=(1,), left=()
-    )
+    turn = Turn(generation=1, members=(0, 2), heirs=2, last_commits=6, steps=6, gone=(1,), left=())
     assert roster.answer(0) == roster.answer(2) == turn
 
 
@@ -69,7 +68,7 @@ def test_who_wants_to_join_waits_for_the_others_to_leave_and_comes_last() -> Non
     turn = roster.answer(7)
     assert isinstance(turn, Turn)
     assert (turn.members, turn.heirs) == ((0, 1, 7), 2)
-    assert turn.first_commits == 5, "what the new one has not done does not count"
+    assert turn.last_commits == 5
 
 
 def test_there_is_no_room_for_more_than_asked_for() -> None:
@@ -98,9 +97,7 @@ def test_nobody_is_left_to_take_over_from() -> None:
 
 def test_a_coordinator_that_was_started_again_learns_from_the_members() -> None:
     """Also where the one before had told only some of a new generation."""
-    turn = Turn(
-        generation=4, members=(0, 2, 5), heirs=3, first_commits=9, last_commits=9, steps=9, gone=(1,), left=()
-    )
+    turn = Turn(generation=4, members=(0, 2, 5), heirs=3, last_commits=9, steps=9, gone=(1,), left=())
     roster = Roster(range(3), most=3)
     roster.lose(1)
     roster.hear(here(2, 3, waits=True))
