@@ -168,7 +168,7 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     if seat.launcher != "alone":
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
         check_workers(given.get("workers"), seat)
-        cluster |= {"workers": seat.workers, "servers": seat.servers}
+        cluster |= {"workers": seat.workers, "servers": seat.servers, "most_workers": None, "replace": None}
     train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
     if options.epochs is not None or options.steps is not None:
         # Both say how long: either one given here replaces whatever the file says of both.
