@@ -147,12 +147,14 @@ def _next(session: "Session", member: Member) -> Turn:
         if session.servers:
             session.servers.drop()
         session.leave_run()
-        sys.exit(0)
+        sys.exit(local.EXIT_LEFT)
     return turn
 
 
 def _settle(session: "Session", turn: Turn) -> None:
     """Whether what was under way counts: all decide alike. If another worker dies meanwhile, it is done again."""
+    members = session.world.seat.members
+    session.world.host.end([rank for rank, number in enumerate(members) if number in turn.gone])
     if not session.strategy.lockstep:
         session.settle_alone()
     if session.served:
@@ -176,7 +178,7 @@ def _repair(session: "Session", turn: Turn) -> int:
     heirs = turn.members[: turn.heirs]
     dead = {rank for rank, number in enumerate(members) if number not in heirs}
     if replica.is_journaled:
-        return replica.recover(dead)
+        return replica.recover(dead, attempt=turn.generation)
     if session.world.size > 1 and replica.begun > session.steps_here:
         name = type(session.optimizer).__name__
         raise TornUpdate(

@@ -18,10 +18,11 @@ from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS, Seat
 from manyhands.cluster.survival import Event
-from manyhands.errors import UsageError
+from manyhands.errors import ManyhandsError, UsageError
 from manyhands.telemetry import lines
 
 REPLACE = 3
+_ENDING_S = 5.0  # for a worker from outside, to end when the run has
 STALL_S = "MANYHANDS_STALL_S"
 """After how many seconds of silence a worker is taken for dead."""
 
@@ -120,6 +121,15 @@ def join_run(address: str, command: list[str]) -> int:
     invite = invites.read(address)
     memory_fd = invite.open_memory()
     run = Path(address).resolve()
+    seen_s = time.monotonic()
+
+    def look_after_the_run() -> None:
+        nonlocal seen_s
+        if not invite.is_over():
+            seen_s = time.monotonic()
+        elif time.monotonic() - seen_s > _ENDING_S:
+            raise ManyhandsError(f"the run in {address} has ended without this worker")
+
     environ = {
         local.INVITATION: invite.invitation.text(),
         local.IS_NEW: "1",
@@ -135,7 +145,7 @@ def join_run(address: str, command: list[str]) -> int:
             environ=environ,
             run_dir=run,
             arena=memory_fd,
-            on_tick=lambda: None,
+            on_tick=look_after_the_run,
             on_line=lambda rank, line: print(line, file=sys.stderr, flush=True),
         )
     finally:

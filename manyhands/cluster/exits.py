@@ -11,6 +11,8 @@ def describe_exit(code: int) -> str:
         return "told to end by SIGTERM (exit code 143)"
     if code == local.EXIT_PEER_LOST:
         return "it lost another worker (exit code 70)"
+    if code == local.EXIT_LEFT:
+        return "it was asked to leave (exit code 71)"
     if code >= 0:
         return f"exit code {code}"
     try:

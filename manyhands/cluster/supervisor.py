@@ -175,11 +175,11 @@ def _watch(
         if crew.stopping:
             continue
         finished = finished or any(worker.code == 0 for worker in exits)
-        new = [worker for worker in exits if worker.code != 0]
+        new = [worker for worker in exits if worker.code not in (0, local.EXIT_LEFT)]
         if survival:
             borne = [one for one in exits if survival.is_worker(one.rank) and survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
-            survived += [worker for worker in borne if worker.code != 0]
+            survived += [worker for worker in borne if worker.code not in (0, local.EXIT_LEFT)]
             if exits and not survival.goes_on() and not deaths and not new:
                 crew.stop(_AFTER_DEATH_S)  # servers, and workers that came too late
         if new and not deaths:

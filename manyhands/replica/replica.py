@@ -392,19 +392,20 @@ class Replica:
         """How many steps all workers of this replica have brought to where updates begin."""
         return self._gradients.passed()
 
-    def recover(self, dead: Collection[int]) -> int:
+    def recover(self, dead: Collection[int], *, attempt: int = 1) -> int:
         """Some workers of this host (by local index) are gone for good; called by all others, who have left whatever
         they were doing.
 
         Makes the replica that of a whole step: of the last one that all workers, the dead included, have brought to
         the gate. Returns how many steps that are. Afterwards every survivor alone can tell the whole state. If
-        another worker dies meanwhile this raises `PeerLost`, and is to be called again with all that are gone.
+        this raises `PeerLost`, because another worker dies meanwhile, all call it again with all that are gone, and
+        with a higher `attempt`.
         """
         assert self._journal, "nobody can finish an update without a journal"
         assert self._host
         self._host.forget(dead)
         survivors = [index for index in range(self._workers) if index not in dead]
-        meetings = itertools.count(len(dead) * 8)
+        meetings = itertools.count(attempt * 8)
         self._journal.meet(survivors, next(meetings))  # from here on nobody changes anything but below
         steps = self._gradients.passed()
         if self._index == survivors[0]:
@@ -416,8 +417,9 @@ class Replica:
         self._find_used()
         mine = left[survivors.index(self._index) :: len(survivors)]
         self.updates.take_from_others(mine)
+        factor = self._recovered_factor() if mine else 1.0
         for span in mine:
-            self._update(span, self._gradients.recompute(span) * self._recovered_factor())
+            self._update(span, self._gradients.recompute(span) * factor)
         self._journal.meet(survivors, next(meetings))
         self.updates.take_from_others(self.spans)
         return steps
@@ -562,6 +564,11 @@ class Replica:
     def is_shared(self) -> bool:
         """Whether the workers of the host have this replica in common."""
         return self._home is not None
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether all of those make every step of it together."""
+        return self._host is not None
 
     @property
     def is_own(self) -> bool:

@@ -84,8 +84,9 @@ def connect(
     rule: Rule,
     vectors: Vectors,
     clip_norm: float | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Servers:
-    """A worker's end; every server must be starting as well."""
+    """A worker's end; every server must be starting as well. `check` is called while waiting, and may raise."""
     near = near_servers(seat.rank, seat, neighbours)
     memory = scheme.memory(arena, seat.rows) if near else None
     lines: list[Line] = []
@@ -96,7 +97,7 @@ def connect(
         neighbours.store.set(f"worker-key/{seat.rank}", keys[0].decode())
     for server in range(seat.servers):
         if memory is not None and server in near:
-            lines.append(NearLine(memory, server))
+            lines.append(NearLine(memory, server, check))
         else:
             endpoint, key = json.loads(neighbours.store.get(f"server/{server}"))
             lines.append(WireLine(server, endpoint, key.encode(), keys))

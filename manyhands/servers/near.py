@@ -7,10 +7,11 @@ same user only, and a message only after the secret that is written in the commo
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ Said = tuple[int, bytes, None]  # the worker, the header; the vector is in commo
 _PART_BYTES = 1 << 16
 _MORE, _LAST = b"\x01", b"\x00"  # a header that is longer comes in parts
 _CONNECT_S = 300.0
+_PATIENCE_MS = 100  # how long to wait for an answer before asking whether it is still to come
 
 
 def _address(memory: Memory, server: int) -> str:
@@ -48,11 +50,11 @@ class _Inbox:
         self.link = link
         self._parts: list[bytes] = []
 
-    def take(self, *, wait: bool) -> bytes | None:
+    def take(self) -> bytes | None:
         """The next header; None if there is none yet. Raises EOFError when the other side is gone."""
         while True:
             try:
-                part = self.link.recv(1 + _PART_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+                part = self.link.recv(1 + _PART_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
             except ConnectionError:
@@ -93,7 +95,7 @@ class NearPort:
             yield from self._introduced(inbox)
         for worker, inbox in list(self._workers.items()):
             try:
-                content = inbox.take(wait=False)
+                content = inbox.take()
             except EOFError:
                 inbox.link.close()
                 del self._workers[worker]
@@ -111,7 +113,7 @@ class NearPort:
     def _introduced(self, inbox: _Inbox) -> Iterator[Said]:
         """A connection becomes a worker's by the secret in its first message; until then it is nobody's."""
         try:
-            content = inbox.take(wait=False)
+            content = inbox.take()
             if content is None:
                 return
             said = request(content)
@@ -135,7 +137,7 @@ class NearPort:
         """All that the workers of a generation that is over have left to be read."""
         for worker, inbox in self._workers.items():
             with contextlib.suppress(EOFError):
-                while (content := inbox.take(wait=False)) is not None:
+                while (content := inbox.take()) is not None:
                     yield worker, content, None
             inbox.link.close()
         self._workers.clear()
@@ -164,13 +166,16 @@ class NearPort:
 
 
 class NearLine:
-    """A worker's side of the connection with a server of its host."""
+    """A worker's side of the connection with a server of its host; `check` is called while waiting, and may raise."""
 
-    def __init__(self, memory: Memory, server: int) -> None:
+    def __init__(self, memory: Memory, server: int, check: Callable[[], None] = lambda: None) -> None:
         self.server = server
+        self._check = check
         self._link = _connected(_address(memory, server), server)
         self.secret = memory.secret(server)
         self._inbox = _Inbox(self._link)
+        self._news = select.poll()
+        self._news.register(self._link, select.POLLIN)
 
     def send(self, content: bytes, vector: Tensor | None = None) -> None:
         try:
@@ -181,7 +186,11 @@ class NearLine:
     def take(self, *, wait: bool) -> tuple[bytes, None] | None:
         """The next answer; without `wait`, None if there is none yet."""
         try:
-            content = self._inbox.take(wait=wait)
+            content = self._inbox.take()
+            while content is None and wait:
+                if not self._news.poll(_PATIENCE_MS):
+                    self._check()
+                content = self._inbox.take()
         except EOFError:
             raise self._lost() from None
         return None if content is None else (content, None)

@@ -71,8 +71,9 @@ class ParameterServer(Strategy):
 
     @property
     def survives(self) -> bool:
-        """Where one worker speaks for others, nobody could speak in its place."""
-        return not self.cache
+        """Where one worker speaks for others, nobody could speak in its place; what a worker keeps back of a layer's
+        gradients would be lost with it."""
+        return not self.cache and not self.every
 
     @property
     def lockstep(self) -> bool:

@@ -22,6 +22,8 @@ IS_NEW = "MANYHANDS_IS_NEW"
 EXIT_CRASHED = 1
 EXIT_REFUSED = 2
 EXIT_PEER_LOST = 70
+EXIT_LEFT = 71
+"""A worker that was asked to leave has left; the run goes on without it."""
 EXIT_TERMINATED = 143
 
 LAST_WORDS = "\x1e"
