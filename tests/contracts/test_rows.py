@@ -184,6 +184,25 @@ def test_an_optimizer_of_rows_alone() -> None:
     assert_close(in_threads(2, work, servers=3)[0], want)
 
 
+def test_a_coordinator_gets_whole_gradients() -> None:
+    def make(net: nn.Module) -> Optimizer:
+        return torch.optim.LBFGS(net.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+
+    (step,) = make_steps(2)[:1]
+    everything = [torch.cat(part) for part in zip(*(batch for (batch,) in step), strict=True)]
+    want = make_words(sparse=False)
+    optimizer = make(want)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(want, (everything[0], everything[1]))
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    assert_close(together(2, "sandblaster:portion=3", make_words, make, [step])[0], want)
+
+
 def test_a_table_that_another_layer_uses_whole() -> None:
     """Tied to the output, it has a gradient of all rows after all."""
 
