@@ -59,7 +59,9 @@ class Running:
     gradient: Callable[[Scheme, int, int], torch.Tensor]
 
     def step(self, seed: int) -> None:
-        """One step of both workers, each with a gradient of its own."""
+        """One step of both workers, each with a gradient of its own; all that they have pushed before is applied."""
+        for servers in self.workers:
+            servers.settle()  # until then the servers, or ZeroMQ, may still read the last gradients
         for worker, servers in enumerate(self.workers):
             servers.wait()
             servers.grads.copy_(self.gradient(self.scheme, seed, worker))
