@@ -107,7 +107,8 @@ def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[S
     matrix whose gradients come as factors.
     """
     edges = [0]
-    for before, place in zip([None, *places], places, strict=False):
+    for before, place in itertools.pairwise([None, *places]):
+        assert place is not None
         end = place.start + _aligned(place.stop - place.start)
         apart = before is not None and place.every != before.every
         if (apart or place.rows or place.factored) and place.start > edges[-1]:

@@ -51,8 +51,9 @@ from manyhands.servers.messages import (
     encode,
 )
 from manyhands.servers.minimizer import Minimizer
+from manyhands.servers.outgoing import Outgoing
 from manyhands.servers.ownership import Group
-from manyhands.servers.rows import as_table, gradient_of, pack, pays, touched, unpack
+from manyhands.servers.rows import as_table, unpack
 
 
 class Line(Protocol):
@@ -137,6 +138,7 @@ class Servers:
     def bind(self, replica: Replica) -> None:
         """The replica whose gradients are pushed; its optimizer says with which settings."""
         self._replica = replica
+        self._outgoing = Outgoing(self.grads, replica.tables)
         self._given = replica.arrived
         self._settings = named_numbers(replica.optimizer)
 
@@ -210,9 +212,7 @@ class Servers:
     def give(self, gradient: Tensor, used: Tensor) -> None:
         """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
         self.settle()
-        self.grads.copy_(gradient)
-        if self._replica.tables:
-            self._replica.tables.forget()
+        self._outgoing.become(gradient)
         given = self._given = used.tolist()
         self._samples = int(any(given))
         self._settings = named_numbers(self._replica.optimizer)
@@ -229,7 +229,7 @@ class Servers:
         if kept_back is None:
             self._send_push(group, missing, seen, self._samples)
             return
-        kept_back.add(self._gradient(group) if self._samples else None, missing, seen)
+        kept_back.add(self._outgoing.of(group) if self._samples else None, missing, seen)
         if kept_back.steps == group.every:
             self._send_mean(group, kept_back)
 
@@ -238,35 +238,14 @@ class Servers:
         if mean.gradient is None:
             self._send_push(group, mean.missing, mean.seen, 0)
             return
-        if mean.gradient.is_sparse and self._replica.tables:
-            self._replica.tables.put(group.spans[0], mean.gradient)
-        else:
-            whole = mean.gradient.to_dense().view(-1)
-            self.grads[group.start : group.start + len(whole)] = whole
+        self._outgoing.put(group, mean.gradient)
         self._send_push(group, mean.missing, mean.seen, max(1, self._samples))
 
-    def _gradient(self, group: Group) -> Tensor:
-        """As a vector; of a table, its rows that are not zero."""
-        vector = self.grads[group.slice]
-        if group.table is None:
-            return vector
-        numbers = self._touched(group)
-        return gradient_of(numbers, as_table(vector, group.table)[numbers], group.table)
-
-    def _touched(self, group: Group) -> Tensor:
-        """The rows of a table that have a gradient."""
-        assert group.table is not None
-        known = self._replica.tables.touched(group.spans[0]) if self._replica.tables else None
-        return touched(self.grads[group.slice], group.table) if known is None else known
-
     def _send_push(self, group: Group, missing: set[int], seen: int, samples: int) -> None:
-        vector, rows = self.grads[group.slice] if samples else None, None
-        if group.table and vector is not None:
-            numbers = self._touched(group)
-            if pays(numbers, group.table):
-                rows = pack(numbers)
-                if group.server not in self._near:
-                    vector = as_table(vector, group.table)[numbers].view(-1)
+        vector: Tensor | None = None
+        rows: bytes | None = None
+        if samples:
+            vector, rows = self._outgoing.packed(group, travels=group.server not in self._near)
         push = Push(
             number=self._number(),
             group=group.index,

@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from torch import Tensor
@@ -37,10 +38,10 @@ def _same_user(link: socket.socket) -> bool:
     return user in (0, os.geteuid())
 
 
-def _send(link: socket.socket, content: bytes) -> None:
+def _parts(content: bytes) -> Iterator[bytes]:
     for start in range(0, len(content), _PART_BYTES):
         last = start + _PART_BYTES >= len(content)
-        link.send((_LAST if last else _MORE) + content[start : start + _PART_BYTES])
+        yield (_LAST if last else _MORE) + content[start : start + _PART_BYTES]
 
 
 class _Inbox:
@@ -151,7 +152,8 @@ class NearPort:
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
         # That it is gone is noticed when we next listen to it.
         with contextlib.suppress(BrokenPipeError, ConnectionError, KeyError):
-            _send(self._workers[worker].link, content)
+            for part in _parts(content):
+                self._workers[worker].link.send(part)
 
     def forget(self, worker: int) -> None:
         """A worker that has said goodbye."""
@@ -174,26 +176,46 @@ class NearLine:
         self._link = _connected(_address(memory, server), server)
         self.secret = memory.secret(server)
         self._inbox = _Inbox(self._link)
-        self._news = select.poll()
-        self._news.register(self._link, select.POLLIN)
+        self._answers: deque[bytes] = deque()  # heard while there was no room to speak
 
     def send(self, content: bytes, vector: Tensor | None = None) -> None:
+        """Where there is no room, what the server says is heard meanwhile: it may itself be waiting for room."""
+        for part in _parts(content):
+            while not self._sent(part):
+                while (said := self._heard(wait=False)) is not None:
+                    self._answers.append(said)
+                self._await(select.POLLIN | select.POLLOUT)
+
+    def _sent(self, part: bytes) -> bool:
         try:
-            _send(self._link, content)
-        except (BrokenPipeError, ConnectionError):
+            self._link.send(part, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
             raise self._lost() from None
+        return True
 
     def take(self, *, wait: bool) -> tuple[bytes, None] | None:
         """The next answer; without `wait`, None if there is none yet."""
+        content = self._answers.popleft() if self._answers else self._heard(wait=wait)
+        return None if content is None else (content, None)
+
+    def _heard(self, *, wait: bool) -> bytes | None:
         try:
             content = self._inbox.take()
             while content is None and wait:
-                if not self._news.poll(_PATIENCE_MS):
-                    self._check()
+                self._await(select.POLLIN)
                 content = self._inbox.take()
+            return content
         except EOFError:
             raise self._lost() from None
-        return None if content is None else (content, None)
+
+    def _await(self, events: int) -> None:
+        """Until there is news, or nothing to wait for any more."""
+        poll = select.poll()
+        poll.register(self._link, events)
+        if not poll.poll(_PATIENCE_MS):
+            self._check()
 
     def _lost(self) -> PeerLost:
         return PeerLost(f"server {self.server} is gone")

@@ -31,9 +31,7 @@ class ParameterServer(Strategy):
     consistency: str = "sync"
     bound: int | None = None  # for stale: steps that a worker may be ahead of the slowest
     cache: bool = False  # one push and one pull per host and step: its workers add up first (Nexus)
-    every: tuple[
-        str, ...
-    ] = ()  # `classifier=4`: push the mean of this layer's gradients every 4 steps (Nexus)
+    every: tuple[str, ...] = ()  # `classifier=4`: push the mean of this layer's gradients of 4 steps (Nexus)
     POSITIONAL: ClassVar[str] = "consistency"  # `parameter-server:async` will do
 
     def __post_init__(self) -> None:

@@ -184,8 +184,52 @@ def test_an_optimizer_of_rows_alone() -> None:
     assert_close(in_threads(2, work, servers=3)[0], want)
 
 
+def test_a_coordinator_gets_whole_gradients() -> None:
+    def make(net: nn.Module) -> Optimizer:
+        return torch.optim.LBFGS(net.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+
+    (step,) = make_steps(2)[:1]
+    everything = [torch.cat(part) for part in zip(*(batch for (batch,) in step), strict=True)]
+    want = make_words(sparse=False)
+    optimizer = make(want)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(want, (everything[0], everything[1]))
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    assert_close(together(2, "sandblaster:portion=3", make_words, make, [step])[0], want)
+
+
+def test_a_table_that_another_layer_uses_whole() -> None:
+    """Tied to the output, it has a gradient of all rows after all."""
+
+    class Tied(nn.Module):
+        def __init__(self, *, sparse: bool) -> None:
+            super().__init__()
+            start = torch.randn(
+                ROWS, COLUMNS, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+            )
+            self.table = nn.Embedding.from_pretrained(start, freeze=False, sparse=sparse)
+            self.often = True
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            found = self.table(tokens).mean(1)
+            self.often = not self.often
+            return found @ self.table.weight.T if self.often else found
+
+    make = functools.partial(optimized, "adagrad")
+    steps = make_steps(1)
+    (ours,) = together(1, "parameter-server", lambda: Tied(sparse=True), make, steps)
+    assert_close(ours, plainly(Tied(sparse=False), make, steps))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_checkpoint_of_rows_goes_on_with_other_servers_or_none(optimizer: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_rows_goes_on_with_other_servers_or_whole_tables(
+    optimizer: str, tmp_path: Path
+) -> None:
     make = functools.partial(optimized, optimizer)
     steps = make_steps(2)
     want = plainly(make_words(sparse=False), make, steps)
@@ -198,7 +242,7 @@ def test_a_checkpoint_of_rows_goes_on_with_other_servers_or_none(optimizer: str,
         def work(
             world: World, strategy: str = strategy, part: Steps = part, first: bool = number == 0
         ) -> list[Tensor]:
-            net = make_words()
+            net = make_words(sparse=strategy == "parameter-server")
             session = Session(net, make(net), loss, world=world, strategy=strategy)
             if not first:
                 assert session.resume(tmp_path) is not None

@@ -140,7 +140,7 @@ def test_layers_that_are_pushed_every_few_steps_get_the_mean_of_their_gradients(
     assert_same_bits(ours)
 
 
-@pytest.mark.parametrize("consistency", ["async", "stale,bound=0"])
+@pytest.mark.parametrize("consistency", ["async", "stale,bound=0", "async,cache=true"])
 def test_a_worker_that_gathers_with_nobody_keeps_layers_back_as_well(consistency: str) -> None:
     steps = [*make_steps(1), *make_steps(1)]
 

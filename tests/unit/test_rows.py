@@ -227,6 +227,15 @@ def test_a_table_is_a_dictionary_of_rows(name: str, choices: list[tuple[int, lis
     assert torch.equal(told.copies[0], told.now())
 
 
+def test_rows_of_a_team_are_weighted_by_samples() -> None:
+    told = Told(Rule(gathers=True, teams=2))  # workers 0 and 1, and 2 by itself
+    for worker, (numbers, samples) in enumerate([([1, 5], 1), ([5, 7], 3)]):
+        rows = pack(torch.tensor(numbers, dtype=torch.int64))
+        push = Push(number=1, group=told.group.index, step=0, seen=0, samples=samples, rows=rows)
+        told.say(worker, push, torch.ones(len(numbers) * COLUMNS))
+    assert told.now()[[0, 1, 5, 7], 0].tolist() == [0.0, -0.25, -1.0, -0.75]
+
+
 def test_what_was_put_is_news_to_all() -> None:
     told = Told(ASYNC)
     for worker in range(WORKERS):

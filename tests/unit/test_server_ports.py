@@ -59,7 +59,9 @@ class Running:
     gradient: Callable[[Scheme, int, int], torch.Tensor]
 
     def step(self, seed: int) -> None:
-        """One step of both workers, each with a gradient of its own."""
+        """One step of both workers, each with a gradient of its own; all that they have pushed before is applied."""
+        for servers in self.workers:
+            servers.settle()  # until then the servers, or ZeroMQ, may still read the last gradients
         for worker, servers in enumerate(self.workers):
             servers.wait()
             servers.grads.copy_(self.gradient(self.scheme, seed, worker))
@@ -671,5 +673,37 @@ def test_the_near_door_wants_the_secret_of_the_memory() -> None:
         stranger.close()
         liar.close()
     finally:
+        port.close()
+        arena.close()
+
+
+def test_two_who_have_much_to_say_at_once_both_come_to_an_end() -> None:
+    """Numbers of many rows: a server that waits until a worker listens, and a worker that speaks meanwhile."""
+    from manyhands.servers.near import NearLine, NearPort
+
+    arena = Arena(os.memfd_create("test"))
+    memory = Memory(arena, length=16, dtype=torch.float32, groups=1, workers=1, states=())
+    port = NearPort(memory, 0)
+    worker = NearLine(memory, 0)
+    much = bytes(3_000_000)
+    heard: list[bytes] = []
+
+    def serve() -> None:
+        port.send(0, much, None)
+        while len(heard) < 1:
+            heard.extend(content for _, content, _ in port.take())
+
+    try:
+        worker.send(encode(Hello(number=1, worker=0, digest=0, secret=worker.secret)))
+        while not list(port.take()):
+            pass
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        worker.send(much)
+        assert worker.take(wait=True) == (much, None)
+        server.join(20)
+        assert heard == [much]
+    finally:
+        worker.close()
         port.close()
         arena.close()
