@@ -450,8 +450,9 @@ class Servers:
         rounds = max(one.rounds for one in standings)
         behind = [one.rounds < rounds for one in standings]
         counts = not any(behind) and all(one.is_complete for one in standings)
+        factor = next(one.factor for one in standings if one.rounds == rounds)
         for line, is_behind in zip(self._lines, behind, strict=True):
-            line.send(encode(Resolve(number=self._number(), counts=counts or is_behind)))
+            line.send(encode(Resolve(number=self._number(), counts=counts or is_behind, factor=factor)))
         for line in self._lines:
             self._answer_of(line, Done)
         return rounds + counts

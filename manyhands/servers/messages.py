@@ -123,6 +123,7 @@ class Resolve(Said, frozen=True):
     """What the generation before had begun together and not finished counts, or is forgotten."""
 
     counts: bool
+    factor: float = 1.0  # if it counts: by which gradients that wait for the norm are to be multiplied
 
 
 class Bye(Said, frozen=True):
@@ -175,6 +176,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
     rounds: int
     is_complete: bool
+    factor: float = 1.0  # by which the gradients of the last of them were multiplied
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):

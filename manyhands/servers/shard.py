@@ -133,6 +133,8 @@ class Shard:
             None  # by a generation that is over, until it is known whether it counts
         )
         self._begun_by = 0
+        self._begun_held: list[_Update] = []  # the same, complete, and waiting for the norm over all servers
+        self._factor = 1.0  # of the last gradients that were limited
 
     def regroup(self, workers: Sequence[int]) -> None:
         """Other workers come; what those before had gathered waits until it is known whether it counts."""
@@ -140,21 +142,24 @@ class Shard:
             self._begun, self._begun_by = self._clocks.begun(), len(self._clocks.workers)
             if self._held:
                 self._clocks.rounds -= 1  # gathered, but not applied
+                self._begun_held = [update for held in self._held.values() for update in held]
                 self._held.clear()
         self._unanswered.clear()
         self._clocks = self._clocks.regrouped(workers)
 
     def _standing(self) -> Standing:
         begun = self._begun or []
-        complete = all(len(due.workers) == self._begun_by for due in begun) and len(begun) == len(
-            self._groups
-        )
-        return Standing(rounds=self._clocks.rounds, is_complete=complete and bool(begun))
+        # What waits for a norm that nobody has put together yet is made again.
+        complete = bool(begun) and len(begun) == len(self._groups) and not self._awaits_scale
+        complete = complete and all(len(due.workers) == self._begun_by for due in begun)
+        return Standing(rounds=self._clocks.rounds, is_complete=complete, factor=self._factor)
 
-    def _resolve(self, counts: bool) -> None:
+    def _resolve(self, counts: bool, factor: float) -> None:
         begun, self._begun = self._begun or [], None
-        if counts and begun:
+        held, self._begun_held = self._begun_held, []
+        if counts and (begun or held):
             list(self._apply_all(begun))
+            self._apply_scaled(held, factor)
             self._clocks.rounds += 1
         self._gradients.clear()
         self._unanswered.clear()
@@ -214,7 +219,7 @@ class Shard:
         elif isinstance(message, AskStanding):
             yield worker, self._standing(), None
         elif isinstance(message, Resolve):
-            self._resolve(message.counts)
+            self._resolve(message.counts, message.factor)
             yield worker, Done(number=message.number), None
         elif isinstance(message, AskReport):
             yield worker, self.report(), None
@@ -290,11 +295,15 @@ class Shard:
 
     def _scale(self, team: int, factor: float) -> Iterator[Reply]:
         """The norm over all servers is known: now the gathered gradients of this team can be applied."""
-        for update in self._held.pop(team, ()):
+        self._apply_scaled(self._held.pop(team, []), factor)
+        yield from self._answer()
+
+    def _apply_scaled(self, updates: list[_Update], factor: float) -> None:
+        self._factor = factor
+        for update in updates:
             for vector in update.given:
                 (vector.values() if vector.is_sparse else vector).mul_(factor)
             self._apply(update)
-        yield from self._answer()
 
     def _square(self, update: "_Update") -> float:
         """The square of the norm of an update's gradients together, without those of parameters that got none."""
