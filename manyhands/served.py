@@ -84,7 +84,9 @@ def join(
     vectors = own_vectors(world.seat, world.neighbours, arena, scheme, rule, speaker, allocate)
     line = None
     if world.rank == speaker:
-        line = connect(world.seat, world.neighbours, arena, scheme, rule, vectors, clip_norm, host.check_peers)
+        line = connect(
+            world.seat, world.neighbours, arena, scheme, rule, vectors, clip_norm, host.check_peers
+        )
     lent = Lent(
         layout=scheme.layout,
         params=vectors.params,

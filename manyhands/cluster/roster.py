@@ -21,7 +21,9 @@ class Roster:
         self.ended: set[int] = set()  # of those, the ones that cannot come again
         self._most = most
         self.turn: Turn | None = None
-        self._has_begun = False  # whether any of those who are seated was heard; else we may know less than they
+        self._has_begun = (
+            False  # whether any of those who are seated was heard; else we may know less than they
+        )
         self._is_lost = False  # whether nobody has the state any more
 
     def hear(self, here: Here) -> None:
@@ -97,7 +99,8 @@ class Roster:
         reports = [one for one in here if one is not None and one.waits and one.generation == self.generation]
         had_state = self.turn.heirs > 0 if self.turn else False
         self._is_lost = self._has_begun and (
-            not live or (had_state and len(reports) == len(live) and not any(one.has_state for one in reports))
+            not live
+            or (had_state and len(reports) == len(live) and not any(one.has_state for one in reports))
         )
         if not live or len(reports) < len(live) or self._is_lost:
             return
