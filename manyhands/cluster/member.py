@@ -24,7 +24,7 @@ from manyhands.cluster.control import (
     to_member,
 )
 from manyhands.comm.transports.curve import introduce
-from manyhands.errors import ManyhandsError, PeerLost
+from manyhands.errors import PeerLost
 
 BEAT_S = 0.25
 _LINGER_MS = 500
@@ -102,7 +102,7 @@ class Member:
             )
             while self._next is None:
                 if self._refusal:
-                    raise ManyhandsError(f"this worker cannot join: {self._refusal}")
+                    raise PeerLost(f"this worker cannot join: {self._refusal}")
                 self._news.wait()
             self.turn = turn = self._next
             self._over, self._change = None, False

@@ -190,7 +190,8 @@ def _watch(
             crew.stop(_AFTER_DEATH_S)
     if survival:
         survival.finish()
-    if survived and (not finished or (deaths and _innocence(_first(deaths)) > 0)):
+    # Where the others only lost someone, or nobody could go on, the one that they had lost is to blame.
+    if (deaths or not finished) and not any(_innocence(one) == 0 for one in deaths):
         deaths = [*survived, *deaths]
     if signals.number is not None and (not deaths or _innocence(_first(deaths)) > 0):
         name = signal.Signals(signals.number).name

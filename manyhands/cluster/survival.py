@@ -70,14 +70,17 @@ class Survival:
         if worker.code in (0, local.EXIT_LEFT):
             self._heirs.discard(worker.rank)
             return True
-        if worker.code > 0 and not (self._has_finished and worker.rank not in self._heirs):
+        is_late = worker.rank not in self._heirs and (self._has_finished or worker.code == local.EXIT_PEER_LOST)
+        if worker.code > 0 and is_late:
+            return self._has_finished or self._is_anyone_here()  # it came when the others had gone, or were about to
+        if worker.code > 0:
             return False  # by an error of its own: the others would meet it as well
         how = describe_exit(worker.code)
         if worker.rank in self._stalled:
             how = f"it had not been heard of for {self._elastic.stall_s:g} s and was {how}"
         self._untold.append(_Death(worker=worker, how=how, at_s=time.monotonic()))
         self._heirs.discard(worker.rank)
-        if not any(self.is_worker(other.rank) for other in self._crew.running):
+        if not self._is_anyone_here():
             return self._has_finished  # else nobody has the parameters any more
         if self._replaced < self._elastic.replace:
             delay_s = (
@@ -86,6 +89,9 @@ class Survival:
             self._due.append((time.monotonic() + delay_s, self._slots[worker.rank]))
             self._replaced += 1
         return True
+
+    def _is_anyone_here(self) -> bool:
+        return any(self.is_worker(one.rank) for one in self._crew.running)
 
     def goes_on(self) -> bool:
         """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""

@@ -129,17 +129,14 @@ class Shard:
         self._staleness_told: Counter[int] = Counter()
         self._leads_told: Counter[int] = Counter()
         self._count = 0
-        self._begun: list[Due] | None = (
-            None  # by a generation that is over, until it is known whether it counts
-        )
-        self._begun_by = 0
-        self._begun_held: list[_Update] = []  # the same, complete, and waiting for the norm over all servers
+        self._before: Clocks | None = None  # of a generation that is over, until it is known what of it counts
+        self._begun_held: list[_Update] = []  # of that, complete, and waiting for the norm over all servers
         self._factor = 1.0  # of the last gradients that were limited
 
     def regroup(self, workers: Sequence[int]) -> None:
         """Other workers come; what those before had gathered waits until it is known whether it counts."""
-        if self._begun is None:
-            self._begun, self._begun_by = self._clocks.begun(), len(self._clocks.workers)
+        if self._before is None:
+            self._before = self._clocks
             if self._held:
                 self._clocks.rounds -= 1  # gathered, but not applied
                 self._begun_held = [update for held in self._held.values() for update in held]
@@ -148,18 +145,21 @@ class Shard:
         self._clocks = self._clocks.regrouped(workers)
 
     def _standing(self) -> Standing:
-        begun = self._begun or []
+        begun = self._before.begun() if self._before else []
         # What waits for a norm that nobody has put together yet is made again.
         complete = bool(begun) and len(begun) == len(self._groups) and not self._awaits_scale
-        complete = complete and all(len(due.workers) == self._begun_by for due in begun)
+        complete = complete and all(self._before and due.workers == self._before.workers for due in begun)
         return Standing(rounds=self._clocks.rounds, is_complete=complete, factor=self._factor)
 
     def _resolve(self, counts: bool, factor: float) -> None:
-        begun, self._begun = self._begun or [], None
+        before, self._before = self._before, None
         held, self._begun_held = self._begun_held, []
-        if counts and (begun or held):
+        begun = before.begun() if before else []
+        if before and counts:
+            now, self._clocks = self._clocks, before  # it is the work of those workers
             list(self._apply_all(begun))
             self._apply_scaled(held, factor)
+            self._clocks = now
             self._clocks.rounds += 1
         self._gradients.clear()
         self._unanswered.clear()
