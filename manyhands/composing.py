@@ -25,12 +25,16 @@ def compose(
     clip_norm: float | None,
     *,
     journaled: bool,
+    has_begun: bool,
 ) -> tuple[Replica, Comm, Servers | None]:
-    """All workers of the world must ask; their parameters are still as each one had them."""
+    """All workers of the world must ask; their parameters are still as each one had them.
+
+    `has_begun` is whether some of them have trained together before, so that servers know the parameters.
+    """
     same_model(model, world)
     device = next(model.parameters()).device.type
     if strategy.rule is not None:
-        return served.join(model, optimizer, loss, world, strategy, clip_norm)
+        return served.join(model, optimizer, loss, world, strategy, clip_norm, has_begun=has_begun)
     shared = strategy.shares_replica and device == "cpu" and not needs_closure(optimizer)
     if shared:
         host, lanes, comm = world.host, world.lanes, world.between_hosts()

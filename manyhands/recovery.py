@@ -213,6 +213,7 @@ def enter(session: "Session", turn: Turn | None) -> None:
         session.strategy,
         session.clip_norm,
         journaled=session.journaled,
+        has_begun=any(have),
     )
     if servers and old is not None and session.transaction:
         if servers.rounds > rounds:

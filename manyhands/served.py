@@ -67,6 +67,8 @@ def join(
     world: World,
     strategy: Strategy,
     clip_norm: float | None,
+    *,
+    has_begun: bool,
 ) -> tuple[Replica, Comm, Servers | None]:
     """A worker's replica, whose updates the servers make, and the connection with them of those who have one.
 
@@ -91,13 +93,14 @@ def join(
         layout=scheme.layout,
         params=vectors.params,
         grads=vectors.grads,
-        fills=world.rank == 0 or (line is not None and not line.in_place),
+        # What servers of this host own may be changing as we come.
+        fills=(world.rank == 0 and not has_begun) or (line is not None and not line.in_place),
     )
     replica = Replica(model, optimizer, loss, host=host if cached else None, lanes=world.servers, lent=lent)
     if line is not None:
         line.bind(replica)
     world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line
-    if world.seat.generation:
+    if has_begun:
         _go_on(line, replica, world)
     else:
         _begin(line, replica, world)
