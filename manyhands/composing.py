@@ -23,12 +23,18 @@ def compose(
     world: World,
     strategy: Strategy,
     clip_norm: float | None,
+    *,
+    journaled: bool,
+    has_begun: bool,
 ) -> tuple[Replica, Comm, Servers | None]:
-    """All workers of the world must ask; their parameters are still as each one had them."""
+    """All workers of the world must ask; their parameters are still as each one had them.
+
+    `has_begun` is whether some of them have trained together before, so that servers know the parameters.
+    """
     same_model(model, world)
     device = next(model.parameters()).device.type
     if strategy.rule is not None:
-        return served.join(model, optimizer, loss, world, strategy.rule, clip_norm, strategy.cached)
+        return served.join(model, optimizer, loss, world, strategy, clip_norm, has_begun=has_begun)
     shared = strategy.shares_replica and device == "cpu" and not needs_closure(optimizer)
     if shared:
         host, lanes, comm = world.host, world.lanes, world.between_hosts()
@@ -50,6 +56,7 @@ def compose(
         neighbours=Neighbours(world.host) if strategy.open_replica else None,
         together=strategy.lockstep,
         factored=len(world.hosts) == 1,
+        journaled=journaled,
         lanes=lanes,
         clip_norm=clip_norm,
         agree=comm.copy_ if strategy.synchronous else None,

@@ -23,7 +23,7 @@ from manyhands.cluster.member import Member, Regroup
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.cluster.world import GENERATION_BYTES, World
 from manyhands.composing import compose
-from manyhands.errors import PeerLost
+from manyhands.errors import PeerLost, TornUpdate
 from manyhands.feeding import Record as FeedRecord
 from manyhands.replica.inheritance import Undo, inherit
 from manyhands.replica.state import spread
@@ -87,12 +87,12 @@ def first_world(member: Member) -> World:
     """The world of the first generation that this worker is in."""
     seat = own_seat()
     if seat.is_new:
-        seat = _seat(seat, member, member.next(commits=0, steps=0))
+        seat = _seat(seat, member, member.next())
     while True:
         try:
             return World(seat, member.check)
         except PeerLost:
-            seat = _seat(seat, member, member.next(commits=0, steps=0))
+            seat = _seat(seat, member, member.next())
 
 
 def surviving(session: "Session", attempt: Callable[[], T]) -> T:
@@ -110,10 +110,10 @@ def _recover(session: "Session", member: Member, cause: Exception) -> None:
     with telemetry.timed("recover"):
         turn = _next(session, member)
         dead = set(turn.gone)
-        if turn.members.index(member.number) < turn.heirs:
-            _settle(session, turn)
         while True:
             try:
+                if turn.members.index(member.number) < turn.heirs:
+                    _settle(session, turn)
                 enter(session, turn)
                 break
             except PeerLost:
@@ -135,37 +135,57 @@ def _next(session: "Session", member: Member) -> Turn:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
     members = session.world.seat.members
     lost = tuple(members[rank] for rank in session.world.host.gone()) if members else ()
-    turn = member.next(commits=session.commits, steps=session.steps, lost=lost)
+    in_step = session.transaction is not None and session.replica.steps_together
+    turn = member.next(
+        has_state=session.is_set_up and session.has_state,
+        commits=session.commits,
+        steps=session.steps,
+        in_step=in_step,
+        lost=lost,
+    )
     if member.number not in turn.members:
         if session.servers:
             session.servers.drop()
         session.leave_run()
-        sys.exit(0)
+        sys.exit(local.EXIT_LEFT)
     return turn
 
 
 def _settle(session: "Session", turn: Turn) -> None:
-    """Whether what was under way counts: all decide alike."""
+    """Whether what was under way counts: all decide alike. If another worker dies meanwhile, it is done again."""
+    members = session.world.seat.members
+    session.world.host.end([rank for rank, number in enumerate(members) if number in turn.gone])
     if not session.strategy.lockstep:
         session.settle_alone()
     if session.served:
         return  # the servers know
-    transaction, session.transaction = session.transaction, None
+    transaction = session.transaction
     if turn.last_commits > session.commits:
-        if transaction and transaction.is_done:
+        if transaction and (transaction.is_done or session.replica.is_shared):
             transaction.complete()
         else:
             session.alone_until = turn.last_commits  # what all do each for themselves
-        return
-    if transaction is None:
-        return
-    if session.replica.is_shared and turn.first_commits == turn.last_commits:
-        members = session.world.seat.members
-        dead = {rank for rank, number in enumerate(members) if number in turn.gone}
-        if session.replica.recover(dead):
-            transaction.complete()
-    elif transaction.undo:
+    elif transaction and transaction.undo:
         transaction.undo.restore()
+    elif transaction and turn.in_step and _repair(session, turn) > session.steps_here:
+        transaction.complete()
+    session.transaction = None
+
+
+def _repair(session: "Session", turn: Turn) -> int:
+    """Make the replica that workers share that of a whole step; returns how many it has made."""
+    replica, members = session.replica, session.world.seat.members
+    heirs = turn.members[: turn.heirs]
+    dead = {rank for rank, number in enumerate(members) if number not in heirs}
+    if replica.is_journaled:
+        return replica.recover(dead, attempt=turn.generation)
+    if session.world.size > 1 and replica.begun > session.steps_here:
+        name = type(session.optimizer).__name__
+        raise TornUpdate(
+            f"a worker died while parameters were being updated, and nobody can finish the work of {name} for it; "
+            "go on from the last checkpoint"
+        )
+    return session.steps_here
 
 
 def enter(session: "Session", turn: Turn | None) -> None:
@@ -186,14 +206,21 @@ def enter(session: "Session", turn: Turn | None) -> None:
     if session.servers and world is not old_world:
         session.servers.drop()
     replica, comm, servers = compose(
-        session.model, session.optimizer, session.loss, world, session.strategy, session.clip_norm
+        session.model,
+        session.optimizer,
+        session.loss,
+        world,
+        session.strategy,
+        session.clip_norm,
+        journaled=session.journaled,
+        has_begun=any(have),
     )
     if servers and old is not None and session.transaction:
         if servers.rounds > rounds:
             session.transaction.complete()
         session.transaction = None
     if any(have):
-        if servers is None:
+        if replica.lent is None:
             inherit(replica, old, comm, world, have)
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
         source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
@@ -203,7 +230,7 @@ def enter(session: "Session", turn: Turn | None) -> None:
         if old is None or session.calls < most:
             _take_over(session, msgspec.json.decode(told, type=Record))
         session.feed.deal(world.size, everyone)
-    elif servers is None:
+    elif replica.lent is None:  # else servers have seen to it
         spread(replica, comm, world)
     # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.
     with contextlib.suppress(*((PeerLost,) if member else ())):

@@ -119,24 +119,17 @@ class Session:
         keep: int = KEEP,
         out: Path | None = None,
         member: Member | None = None,
+        journaled: bool = False,
     ) -> None:
         self.strategy_text = strategy  # as a person wrote it: reports show the name they know
         self.strategy = strategies.parse(strategy)
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         hosts = len(world.hosts) if isinstance(world, World) else None
         strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
+        strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
-            assert self.strategy.rule is not None
-            served.be_a_server(
-                world,
-                model,
-                optimizer,
-                self.strategy.rule,
-                clip_norm,
-                self.strategy.cached,
-                self.out,
-                survives=local.INVITATION in os.environ,
-            )
+            survives = local.INVITATION in os.environ
+            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out, survives)
         number = world.rank if world.seat.number is None else world.seat.number
         self.world = world
         self.model = model
@@ -154,6 +147,8 @@ class Session:
         self.seed = seed
         self.feed = Feed(pooled=self.strategy.pooled)
         self.full = world.size  # workers whose batches make a round, however many there are later
+        # Whether the others can finish an update in which one of them dies.
+        self.journaled = journaled or member is not None
         self._clock = Stopwatch()
         self._watch = LossWatch(number, self._suspects)
         self._closed = False
@@ -176,6 +171,7 @@ class Session:
         # What recovery.py needs to know, and what it leaves here.
         self.member = member
         self.commits = 0  # steps, and agreements of replicas
+        self.steps_here = 0  # steps in this generation
         self.transaction: recovery.Transaction | None = None
         self.alone_until = 0  # commits up to which the others are ahead, by steps that need nobody
         self.calls = 0  # of what all scripts do alike: loops, evaluations, checkpoints
@@ -204,6 +200,7 @@ class Session:
         self._replica = replica
         self.has_state = True
         self._change_is_due = False
+        self.steps_here = 0
         self._progress = None if self.strategy.lockstep else world.host.progress()
 
     @property
@@ -355,6 +352,7 @@ class Session:
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
+        self.steps_here += 1
         self.commits += self.strategy.lockstep
         self.parted = True
         total = int(meeting.total()) if meeting else share.samples
@@ -467,7 +465,7 @@ class Session:
         telemetry.event("end", step=self.steps)
         if self.servers is not None:
             self.servers.close()
-        raise SystemExit(local.EXIT_LEFT if has_place else local.EXIT_TERMINATED)
+        raise SystemExit(local.EXIT_SAVED if has_place else local.EXIT_TERMINATED)
 
     def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
         """Workers with data must agree; a worker without follows them, since it may own spans all the same."""

@@ -19,10 +19,11 @@ from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS, Seat
 from manyhands.cluster.survival import Event
-from manyhands.errors import UsageError
+from manyhands.errors import ManyhandsError, UsageError
 from manyhands.telemetry import lines
 
 REPLACE = 3
+_ENDING_S = 5.0  # for a worker from outside, to end when the run has
 STALL_S = "MANYHANDS_STALL_S"
 """After how many seconds of silence a worker is taken for dead."""
 
@@ -121,6 +122,15 @@ def join_run(address: str, command: list[str]) -> int:
     invite = invites.read(address)
     memory_fd = invite.open_memory()
     run = Path(address).resolve()
+    seen_s = time.monotonic()
+
+    def look_after_the_run() -> None:
+        nonlocal seen_s
+        if not invite.is_over():
+            seen_s = time.monotonic()
+        elif time.monotonic() - seen_s > _ENDING_S:
+            raise ManyhandsError(f"the run in {address} has ended without this worker")
+
     environ = {
         local.INVITATION: invite.invitation.text(),
         local.IS_NEW: "1",
@@ -136,7 +146,7 @@ def join_run(address: str, command: list[str]) -> int:
             environ=environ,
             run_dir=run,
             arena=memory_fd,
-            on_tick=lambda: None,
+            on_tick=look_after_the_run,
             on_line=lambda rank, line: print(line, file=sys.stderr, flush=True),
             ask=signal.SIGUSR1,  # this worker alone: the run goes on without it
         )
@@ -203,7 +213,7 @@ def run_workers(
 
 def _end(outcome: supervisor.Outcome) -> int:
     """Say how it ended, if it did not end well."""
-    if outcome.exit_code == local.EXIT_LEFT:
+    if outcome.exit_code == local.EXIT_SAVED:
         print(outcome.message, file=sys.stderr)
     elif not outcome.ok:
         refusal = [line for line in outcome.tail if line.startswith("error: ")]

@@ -131,6 +131,7 @@ def run(options: argparse.Namespace) -> int:
         _fetch(plan, seat)
     if seat.launcher != "alone":
         return _join(plan, seat, options)
+    _check_layers(plan)
     plan, why = plan.on_fair_terms()
     # Written down: the same threads give the same bits, on a machine with other cores too.
     cluster = plan.cluster
@@ -176,7 +177,7 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     if seat.launcher != "alone":
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
         check_workers(given.get("workers"), seat)
-        cluster |= {"workers": seat.workers, "servers": seat.servers}
+        cluster |= {"workers": seat.workers, "servers": seat.servers, "most_workers": None, "replace": None}
     train: dict[str, Any] = {key: given[key] for key in TRAIN if key in given}
     if options.epochs is not None or options.steps is not None:
         # Both say how long: either one given here replaces whatever the file says of both.
@@ -202,6 +203,16 @@ def _check_directory(options: argparse.Namespace) -> None:
         raise UsageError(
             f"{options.out} holds a run with checkpoints; go on with --resume, or choose another --out"
         )
+
+
+def _check_layers(plan: Plan) -> None:
+    """Where the strategy's settings name layers, refuse names that the model does not have, before anything starts."""
+    strategy = strategies.parse(plan.strategy)
+    if strategy.layers:
+        from manyhands import job  # takes seconds: only then
+
+        _, model = job.load(plan)
+        strategies.admit_model(strategy, [name for name, _ in model.named_parameters()])
 
 
 def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:

@@ -22,11 +22,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     generation: Number
     members: Members  # in the order of their ranks; those who have the state come first
     heirs: Number  # how many of them have it
-    first_commits: Number  # of those: what the one that has come least far has committed
-    last_commits: Number  # and the one that has come furthest
+    last_commits: Number  # what the one of them that has come furthest has committed
     steps: Number  # and how many steps that were
     gone: Members  # since the generation before
     left: Members  # of their own accord
+    in_step: bool = False  # whether all who have the state were in the same step
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -36,8 +36,12 @@ class Here(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     generation: Number  # the one it is in, or was in last; -1: it is new
     turn: Turn | None  # how that generation began; None for one that the launcher began
     waits: bool  # whether it has left that generation and wants the next
+    has_state: bool  # whether it has the parameters, as far as they have come
     commits: Number  # of what all do together: steps, and agreements of replicas
     steps: Number
+    in_step: bool = (
+        False  # whether it was in a step that changes what it shares with others, and has not settled it
+    )
     leaving: bool = False  # whether it wants to be left out of the next
     lost: Members = ()  # members that it has seen to be gone
 
@@ -70,6 +74,8 @@ class No(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
 FromMember = Here | Bye
 ToMember = Turn | Over | Change | No
 
+_NOT_A_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 encode = msgspec.msgpack.Encoder().encode
 _from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)
 _to_member: msgspec.msgpack.Decoder[ToMember] = msgspec.msgpack.Decoder(ToMember)
@@ -79,14 +85,14 @@ def from_member(content: bytes) -> FromMember | None:
     """What a member said; None if that is no message."""
     try:
         return _from_member.decode(content)
-    except msgspec.DecodeError:
+    except _NOT_A_MESSAGE:
         return None
 
 
 def to_member(content: bytes) -> ToMember | None:
     try:
         return _to_member.decode(content)
-    except msgspec.DecodeError:
+    except _NOT_A_MESSAGE:
         return None
 
 

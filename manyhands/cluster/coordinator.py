@@ -113,7 +113,8 @@ class Coordinator:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             for member in msgspec.json.decode(line, type=Ended).members:
-                self._roster.lose(member)
+                self._heard_s.pop(member, None)
+                self._roster.end(member)
         return bool(data)
 
     def _hear_members(self) -> None:
@@ -123,7 +124,7 @@ class Coordinator:
             except zmq.Again:
                 return
             said = from_member(frames[0]) if len(frames) == 1 else None
-            if isinstance(said, Here):
+            if isinstance(said, Here) and said.member not in self._roster.ended:
                 self._addresses[said.member] = address
                 self._heard_s[said.member] = time.monotonic()
                 if said.waits and self._noticed_s is None and said.generation == self._roster.generation:
@@ -133,14 +134,17 @@ class Coordinator:
                     self._told.pop(said.member, None)  # it may not have heard the last time
             elif isinstance(said, Bye):
                 self._heard_s.pop(said.member, None)
-                self._roster.lose(said.member)
+                self._roster.end(said.member)
 
     def _find_stalled(self) -> None:
+        """The launcher ends them: until they have ended, they may still change what they share with others."""
         now = time.monotonic()
+        if any(here.steps for here in self._roster.heard.values()):
+            for member in self._roster.live:  # also who has been silent since before we were started again
+                self._heard_s.setdefault(member, now)
         for member, heard_s in list(self._heard_s.items()):
             if now - heard_s > self._stall_s:
-                del self._heard_s[member]
-                self._roster.lose(member)
+                self._heard_s[member] = now
                 _say(Report(stalled=member))
 
     def _tell(self) -> None:

@@ -10,10 +10,12 @@ def describe_exit(code: int) -> str:
     """An exit code of `subprocess` (negative for a signal) in words."""
     if code == local.EXIT_TERMINATED:
         return "told to end by SIGTERM (exit code 143)"
-    if code == local.EXIT_LEFT:
-        return "asked to leave, and saved first (exit code 75)"
     if code == local.EXIT_PEER_LOST:
         return "it lost another worker (exit code 70)"
+    if code == local.EXIT_LEFT:
+        return "it was asked to leave (exit code 71)"
+    if code == local.EXIT_SAVED:
+        return "it was asked to save and leave (exit code 75)"
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -27,10 +27,18 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
     launcher: int
     memory_fd: int
 
+    @property
+    def _memory(self) -> Path:
+        return Path(f"/proc/{self.launcher}/fd/{self.memory_fd}")
+
+    def is_over(self) -> bool:
+        """Whether the run's launcher is gone, and with it the run."""
+        return not self._memory.exists()
+
     def open_memory(self) -> int:
         """The memory that the run's workers share."""
         try:
-            return os.open(f"/proc/{self.launcher}/fd/{self.memory_fd}", os.O_RDWR | os.O_CLOEXEC)
+            return os.open(self._memory, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise UsageError(
                 f"the run cannot be joined: its launcher (process {self.launcher}) is not on this host, not "

@@ -24,7 +24,7 @@ from manyhands.cluster.control import (
     to_member,
 )
 from manyhands.comm.transports.curve import introduce
-from manyhands.errors import ManyhandsError, PeerLost
+from manyhands.errors import PeerLost
 
 BEAT_S = 0.25
 _LINGER_MS = 500
@@ -41,9 +41,10 @@ class _State:
     generation: int
     turn: Turn | None
     waits: bool
+    has_state: bool = False
     commits: int = 0
     steps: int = 0
-    leaving: bool = False
+    in_step: bool = False
     lost: tuple[int, ...] = ()
 
 
@@ -53,8 +54,8 @@ class Member:
     def __init__(self, invitation: Invitation, number: int, *, is_new: bool) -> None:
         self.number = number
         self.turn: Turn | None = None
-        self.is_asked_to_leave = False
         self._state = _State(generation=-1 if is_new else 0, turn=None, waits=is_new)
+        self._is_leaving = False
         self._over: tuple[int, ...] | None = None
         self._change = False
         self._next: Turn | None = None
@@ -71,33 +72,42 @@ class Member:
     def check(self) -> None:
         """While the worker waits for others: whether that is still of use."""
         if self._over is not None:
-            names = ", ".join(f"worker {member}" for member in self._over) or "this worker was given up"
-            raise PeerLost(f"worker {self.number} cannot go on: {names} gone from the run")
+            names = ", ".join(f"worker {member} is gone" for member in self._over) or "others have left"
+            raise PeerLost(f"worker {self.number} cannot go on: {names}")
 
     @property
     def wants_change(self) -> bool:
         """Whether this generation should end between two steps."""
-        return self._change or self.is_asked_to_leave
+        return self._change
 
     def ask_to_leave(self) -> None:
-        """Between two steps; the others go on."""
-        self.is_asked_to_leave = True
-        self._say(leaving=True)
+        """Between two steps, when the coordinator says so; the others go on."""
+        self._is_leaving = True  # of its own: a signal may come in the middle of a change of state
+        os.eventfd_write(self._wake, 1)
 
-    def next(self, *, commits: int, steps: int, lost: tuple[int, ...] = ()) -> Turn:
+    def next(
+        self,
+        *,
+        has_state: bool = False,
+        commits: int = 0,
+        steps: int = 0,
+        in_step: bool = False,
+        lost: tuple[int, ...] = (),
+    ) -> Turn:
         """Leave this generation, having committed so much; returns the next one when it begins."""
         with self._news:
             self._next = None
-            leaving = self.is_asked_to_leave
-            self._say(waits=True, commits=commits, steps=steps, lost=lost, leaving=leaving)
+            self._say(
+                waits=True, has_state=has_state, commits=commits, steps=steps, in_step=in_step, lost=lost
+            )
             while self._next is None:
                 if self._refusal:
-                    raise ManyhandsError(f"this worker cannot join: {self._refusal}")
+                    raise PeerLost(f"this worker cannot join: {self._refusal}")
                 self._news.wait()
             self.turn = turn = self._next
             self._over, self._change = None, False
             # From here on it is in that generation: if it fails to get into it, it wants the one after.
-            self._say(generation=turn.generation, turn=turn, waits=False, lost=())
+            self._say(generation=turn.generation, turn=turn, waits=False, in_step=False, lost=())
             return turn
 
     def enter(self, *, commits: int, steps: int) -> None:
@@ -147,11 +157,14 @@ class Member:
             if socket in ready:
                 self._hear(socket.recv_multipart())
             if self._wake in ready or time.monotonic() >= beat_at:
-                self._send(socket, encode(Here(member=self.number, **vars(self._state))))
+                self._send(socket, encode(self._here()))
                 beat_at = time.monotonic() + BEAT_S
         self._send(socket, encode(Bye(member=self.number)))
         socket.close()
         context.term()
+
+    def _here(self) -> Here:
+        return Here(member=self.number, leaving=self._is_leaving, **vars(self._state))
 
     def _send(self, socket: "zmq.Socket[bytes]", content: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # the coordinator is away; the next beat says the same

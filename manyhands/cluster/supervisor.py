@@ -33,6 +33,8 @@ _AFTER_INTERRUPT_S = 3.0
 # A worker that lost its peer can be seen to exit before the peer itself: wait this long for the one to blame.
 _BLAME_S = 0.5
 
+_GOOD_ENDS = (0, local.EXIT_LEFT, local.EXIT_SAVED)
+
 _LEAVING = Event(
     kind="leaving",
     text="SIGTERM: the workers finish their step, save and leave; a second signal ends them at once",
@@ -169,8 +171,8 @@ def _watch(
 ) -> Outcome:
     deaths: list[Worker] = []  # those that the run does not survive
     survived: list[Worker] = []
-    left: list[Worker] = []  # those that have saved first
-    finished = is_leaving = False
+    finished = left = saved = False  # whether any worker has ended in this way
+    is_leaving = False
     blame_at = tick_at = 0.0
     while crew.busy:
         now = time.monotonic()
@@ -192,14 +194,15 @@ def _watch(
         if crew.stopping:
             continue
         finished = finished or any(worker.code == 0 for worker in exits)
-        left += [worker for worker in exits if worker.code == local.EXIT_LEFT]
-        new = [worker for worker in exits if worker.code not in (0, local.EXIT_LEFT)]
+        saved = saved or any(worker.code == local.EXIT_SAVED for worker in exits)
+        left = left or any(worker.code == local.EXIT_LEFT for worker in exits)
+        new = [worker for worker in exits if worker.code not in _GOOD_ENDS]
         if is_leaving:
             new = [worker for worker in new if _innocence(worker) != 1]  # it had nothing to save
         if survival:
             borne = [one for one in exits if survival.is_worker(one.rank) and survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
-            survived += [worker for worker in borne if worker.code != 0]
+            survived += [worker for worker in borne if worker.code not in _GOOD_ENDS]
             if exits and not survival.goes_on() and not deaths and not new:
                 crew.stop(_AFTER_DEATH_S)  # servers, and workers that came too late
         if new and not deaths:
@@ -210,19 +213,20 @@ def _watch(
             crew.stop(_AFTER_DEATH_S)
     if survival:
         survival.finish()
-    if left and (not deaths or _innocence(_first(deaths)) > 0):
+    if saved and (not deaths or _innocence(_first(deaths)) > 0):
         return Outcome(
             ok=False,
-            exit_code=local.EXIT_LEFT,
+            exit_code=local.EXIT_SAVED,
             message="told to end by SIGTERM: the run is saved, and --resume goes on with it",
         )
-    if survived and (not finished or (deaths and _innocence(_first(deaths)) > 0)):
-        deaths = [*survived, *deaths]
-    if is_leaving and finished and not deaths and signals.count == 1:
+    if is_leaving and (finished or left) and not deaths and signals.count == 1:
         return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")
     if signals.number is not None and (not deaths or _innocence(_first(deaths)) > 0):
         name = signal.Signals(signals.number).name
         return Outcome(ok=False, exit_code=128 + signals.number, message=f"interrupted by {name}")
+    # Where the others only lost someone, or nobody could go on, the one that they had lost is to blame.
+    if (deaths or not finished) and not any(_innocence(one) == 0 for one in deaths):
+        deaths = [*survived, *deaths]
     if deaths:
         return _death(_first(deaths), workers, servers)
     return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")

@@ -10,6 +10,7 @@ from manyhands.cluster.coordinator import Report
 from manyhands.cluster.crew import Crew, Worker
 from manyhands.cluster.events import Event
 from manyhands.cluster.exits import describe_exit
+from manyhands.cluster.launchers import local
 
 FIRST_DELAY_S = 0.5  # before the second replacement; each one after it waits twice as long
 LONGEST_DELAY_S = 30.0
@@ -45,7 +46,6 @@ class Survival:
         self._heirs = set(coordination.members)  # those who have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
-        self._leavers: set[int] = set()
         self._has_finished = False
         self._guests: set[int] = set()  # members that someone else has started
         self._replaced = 0
@@ -58,17 +58,21 @@ class Survival:
     def note_end(self, worker: Worker) -> bool:
         """One has ended; says whether the run can go on after that."""
         self._coordination.tell_ended(worker.rank)
-        if worker.code == 0:
-            self._has_finished = self._has_finished or worker.rank not in self._leavers
+        self._has_finished = self._has_finished or worker.code == 0
+        if worker.code in (0, local.EXIT_LEFT, local.EXIT_SAVED):
+            self._heirs.discard(worker.rank)
             return True
-        if worker.code > 0 and not (self._has_finished and worker.rank not in self._heirs):
+        is_late = worker.rank not in self._heirs and (self._has_finished or worker.code == local.EXIT_PEER_LOST)
+        if worker.code > 0 and is_late:
+            return self._has_finished or self._is_anyone_here()  # it came when the others had gone, or were about to
+        if worker.code > 0:
             return False  # by an error of its own: the others would meet it as well
         how = describe_exit(worker.code)
         if worker.rank in self._stalled:
             how = f"it had not been heard of for {self._elastic.stall_s:g} s and was {how}"
         self._untold.append(_Death(worker=worker, how=how, at_s=time.monotonic()))
         self._heirs.discard(worker.rank)
-        if not self._heirs & {other.rank for other in self._crew.running}:
+        if not self._is_anyone_here():
             return self._has_finished  # else nobody has the parameters any more
         if self._replaced < self._elastic.replace:
             delay_s = (
@@ -78,9 +82,13 @@ class Survival:
             self._replaced += 1
         return True
 
+    def _is_anyone_here(self) -> bool:
+        return any(self.is_worker(one.rank) for one in self._crew.running)
+
     def goes_on(self) -> bool:
-        """Whether any worker that has the run's state runs or will; those who have not joined by then come too late."""
-        return self._crew.is_hatching or bool(self._heirs & {one.rank for one in self._crew.running})
+        """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""
+        running = {one.rank for one in self._crew.running if self.is_worker(one.rank)}
+        return self._crew.is_hatching or bool(running & self._heirs if self._has_finished else running)
 
     def tick(self) -> None:
         """Start what is due."""
@@ -114,10 +122,13 @@ class Survival:
                 self._tell_generation(report)
 
     def _kill(self, number: int) -> None:
-        for worker in self._crew.running:
-            if worker.rank == number:
-                self._stalled.add(number)
-                worker.signal(signal.SIGKILL)
+        """One that hangs; somebody else's the others end themselves (`Host.end`) when they go on without it."""
+        ours = [worker for worker in self._crew.running if worker.rank == number]
+        for worker in ours:
+            self._stalled.add(number)
+            worker.signal(signal.SIGKILL)
+        if not ours:
+            self._coordination.tell_ended(number)
 
     def _tell_generation(self, report: Report) -> None:
         new = sorted(set(report.members) - self._heirs - self._guests)
@@ -143,7 +154,6 @@ class Survival:
         for number in sorted(set(report.left) | (self._guests - set(report.members))):
             self._heirs.discard(number)
             self._guests.discard(number)
-            self._leavers.add(number)
             text = f"worker {number} has left: {count} from step {report.step} on"
             self._on_event(Event(kind="leave", text=text, fields={"rank": number, "step": report.step}))
         for number in new:

@@ -35,7 +35,7 @@ class Factors:
         self._inputs: list[Tensor] = []  # by slot: workers × rows × features
         self._outputs: list[Tensor] = []
         for index, place in enumerate(layout.places):
-            if place.by_rows:
+            if place.factored:
                 height, width = place.shape
                 # More rows than that, and the matrix itself would be less to write.
                 capacity = height * width // (2 * self._workers * (height + width))

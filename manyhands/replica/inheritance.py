@@ -60,6 +60,8 @@ def _take(vector: Tensor, world: World, source: int, is_new: bool) -> None:
 
 
 def _inherit_states(replica: Replica, old: Replica | None, world: World, source: int) -> None:
+    if old is not None and old.is_journaled:
+        old.updates.take_from_others(old.spans)
     states, loose = exported(old) if old is not None else ({}, {})
     everyone: list[States] = [
         msgspec.json.decode(row, type=States) for row in world.gather(msgspec.json.encode(states))
@@ -134,7 +136,10 @@ def _inherit_kept(replica: Replica, old: Replica | None, world: World, source: i
         if old is None and blob:
             replica.kept.update(tensors_from_bytes(blob))
     steps = [int(row[0]) for row in world.exchange([float(old.steps if old else 0)])]
-    replica.steps = old.steps if old is not None else steps[source]
+    if replica.steps_together:
+        replica.steps = max(steps)  # not all need have got out of the last one before somebody died
+    else:
+        replica.steps = old.steps if old is not None else steps[source]
 
 
 class Undo:

@@ -8,7 +8,7 @@ is the same code.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,15 +24,18 @@ from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
 from manyhands.replica.factors import Factors, LinearLayers, linear_weights
 from manyhands.replica.gradients import Gradients, OnReady
+from manyhands.replica.journal import Journal
 from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
+from manyhands.replica.parameters import lay_out_model, one_type, trained
 from manyhands.replica.portions import pool
+from manyhands.replica.tables import Tables
 from manyhands.replica.updates import (
     Updates,
     hyper_parameters,
+    is_element_wise,
     needs_closure,
     set_hyper_parameters,
     vector_states,
@@ -84,6 +87,7 @@ class Replica:
         neighbours: Neighbours | None = None,
         together: bool = True,
         factored: bool = False,
+        journaled: bool = False,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -110,12 +114,17 @@ class Replica:
         self._index = self._host.index if self._host else 0
         self._workers = self._host.size if self._host else 1
         self.lanes = lanes or self._workers
+        # The state of other optimizers is not all vectors and numbers, and stays with the owners.
+        self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
         # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
-        by_rows = linear_weights(model) if factored and self._workers > 1 and not lent else set()
-        self.layout = lay_out_model(
-            model, optimizer, span_bytes=span_bytes, lanes=self.lanes, by_rows=by_rows
+        factored = factored and self._workers > 1 and not lent and clip_norm is None
+        weights = linear_weights(model) if factored else set()
+        self.layout = (
+            lent.layout
+            if lent
+            else lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes, factored=weights)
         )
         # Flat order is last parameter first.
         self._names.reverse()
@@ -149,23 +158,33 @@ class Replica:
         total = lent.grads if lent else self._vector(length, dtype)
         owners = [self._owner(span) for span in self.spans]
         factors = None
-        if self._host and any(place.by_rows for place in self.layout.places):
+        if self._host and any(place.factored for place in self.layout.places):
             factors = Factors(self.layout, total, self._host)
-        self._gradients = Gradients(self.layout, total, owners, self._host, factors)
+        # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
+        self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
+        self._gradients = Gradients(
+            self.layout, total, owners, self._host, factors, self.tables, before_gate=self._journaled
+        )
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
         self._norms = self._vector(count + 1, dtype)  # and, last, the norm of them all
         # Per worker: how many parameters got no gradient in this step.
         self._missing = self._vector(self._workers, torch.int64, on_device=False).numpy()
-        sparse = sparse_ids(self.model)
         self.updates = Updates(
             self.optimizer,
             self.layout,
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
-            sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
+            numbers=self._table if self._journaled else None,
         )
+        self._journal: Journal | None = None
+        if self._host and self.updates.numbers is not None:
+            changed = [self.params, *self.updates.vectors.values()]
+            self._journal = Journal(self._host, self.layout, changed, self.updates.numbers)
+
+    def _table(self, rows: int, columns: int) -> Tensor:
+        return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)
 
     def _common_vector(self, length: int, dtype: torch.dtype) -> Tensor:
         """What there is one of per host."""
@@ -299,7 +318,7 @@ class Replica:
         grad = param.grad
         param.grad = None
         if grad is not None:
-            self._gradients.arrive(index, grad.to_dense() if grad.is_sparse else grad)
+            self._gradients.arrive(index, grad)
 
     def _end(self) -> None:
         """All gradients of this worker are there: say which, and wait until that is true of every worker."""
@@ -315,6 +334,9 @@ class Replica:
             self._flags[self._index].copy_(torch.frombuffer(arrived, dtype=torch.uint8))
         self._missing[self._index] = missing
         self._gradients.finish()
+        self._find_used()
+
+    def _find_used(self) -> None:
         self.used = self._flags.amax(0) if self._missing.any() else self._all_used
 
     @property
@@ -349,12 +371,58 @@ class Replica:
             self._clip_is_due = False
             factor = self._clip_factor(self._clip_norm)
             for span in self._deferred:
-                self._update(span, self._gradients.total[span.slice].mul_(factor))
+                self._update(span, self._gradients.total[span.slice] * factor)
             self._deferred.clear()
 
     def _update(self, span: Span, gradient: Tensor) -> None:
         with telemetry.timed("update"):
+            if self._journal:
+                self._journal.begin(span)
             self.updates.apply(span, gradient, self._skipped)
+            if self._journal:
+                self._journal.end(span, self._gradients.step)
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether the others can finish an update in which one of them dies."""
+        return self._journal is not None
+
+    @property
+    def begun(self) -> int:
+        """How many steps all workers of this replica have brought to where updates begin."""
+        return self._gradients.passed()
+
+    def recover(self, dead: Collection[int], *, attempt: int = 1) -> int:
+        """Some workers of this host (by local index) are gone for good; called by all others, who have left whatever
+        they were doing.
+
+        Makes the replica that of a whole step: of the last one that all workers, the dead included, have brought to
+        the gate. Returns how many steps that are. Afterwards every survivor alone can tell the whole state. If
+        this raises `PeerLost`, because another worker dies meanwhile, all call it again with all that are gone, and
+        with a higher `attempt`.
+        """
+        assert self._journal, "nobody can finish an update without a journal"
+        assert self._host
+        self._host.forget(dead)
+        survivors = [index for index in range(self._workers) if index not in dead]
+        meetings = itertools.count(attempt * 8)
+        self._journal.meet(survivors, next(meetings))  # from here on nobody changes anything but below
+        steps = self._gradients.passed()
+        if self._index == survivors[0]:
+            for worker in sorted(dead):
+                self._journal.undo(worker)
+        self._journal.meet(survivors, next(meetings))
+        left = self._journal.left(steps)
+        self._journal.meet(survivors, next(meetings))  # everyone has the same list
+        self._find_used()
+        mine = left[survivors.index(self._index) :: len(survivors)]
+        self.updates.take_from_others(mine)
+        factor = self._recovered_factor() if mine else 1.0
+        for span in mine:
+            self._update(span, self._gradients.recompute(span) * factor)
+        self._journal.meet(survivors, next(meetings))
+        self.updates.take_from_others(self.spans)
+        return steps
 
     @property
     def used(self) -> Tensor:
@@ -385,16 +453,25 @@ class Replica:
             self._host.barrier()
         norm = self._norms[-1:]
         if self._index == 0:
-            # In the model's order, so that one worker gets the very bits of plain PyTorch.
-            norms = [
-                self._norms[index] for index in reversed(range(len(self.parameters))) if index not in skipped
-            ]
-            norm.copy_(torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(()))
+            norm.copy_(self._norm_of(list(self._norms[:-1])))
             if self._agree:
                 self._agree(norm)  # another processor may have rounded otherwise
         if self._host:
             self._host.barrier()
-        return torch.clamp(limit / (norm[0] + 1e-6), max=1.0)
+        return _factor(limit, norm[0])
+
+    def _recovered_factor(self) -> float | Tensor:
+        """The same as `_clip_factor`, by a survivor alone."""
+        if self._clip_norm is None:
+            return 1.0
+        total = self._gradients.total
+        norms = [torch.linalg.vector_norm(total[place.start : place.stop]) for place in self.layout.places]
+        return _factor(self._clip_norm, self._norm_of(norms))
+
+    def _norm_of(self, norms: Sequence[Tensor]) -> Tensor:
+        """The norm of the parameters' norms, in the model's order: one worker gets the very bits of plain PyTorch."""
+        used = [norms[index] for index in reversed(range(len(norms))) if index not in self._skipped]
+        return torch.linalg.vector_norm(torch.stack(used)) if used else torch.zeros(())
 
     def minimize(self, gradients: Callable[[], float]) -> float:
         """For optimizers that evaluate the loss several times in a step; `gradients` fills `grads` and returns it."""
@@ -489,6 +566,11 @@ class Replica:
         return self._home is not None
 
     @property
+    def steps_together(self) -> bool:
+        """Whether they share it and make every step together."""
+        return self._host is not None
+
+    @property
     def is_own(self) -> bool:
         """Whether this worker alone has it, all of it."""
         return self._home is None and self.lent is None
@@ -503,10 +585,6 @@ class Replica:
         """The model's parameters are here again, after another replica had them."""
         for param, place in zip(self.parameters, self.layout.places, strict=True):
             param.data = self.params[place.start : place.stop].view(place.shape)
-
-    def recover(self, dead: set[int]) -> bool:
-        """After a death, when all others have left the step: whether the step is to count as made."""
-        return False
 
     def release(self) -> None:
         """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
@@ -523,3 +601,8 @@ class Replica:
             self._home.barrier()
             if self.leads and self._home.size > 1:
                 self._home.arena.give_back(self._memory_from, self._memory_to)
+
+
+def _factor(limit: float, norm: Tensor) -> Tensor:
+    """As `clip_grad_norm_` has it."""
+    return torch.clamp(limit / (norm + 1e-6), max=1.0)

@@ -17,13 +17,12 @@ from manyhands.cluster.seat import Seat
 from manyhands.cluster.world import Station
 from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import UsageError
-from manyhands.replica.parameters import sparse_ids, trained
+from manyhands.replica.parameters import trained
 from manyhands.replica.updates import Updates
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
 from manyhands.servers.near import NearLine, NearPort
-from manyhands.servers.ownership import GROUP_BYTES
-from manyhands.servers.scheme import Scheme, describe
+from manyhands.servers.scheme import Scheme
 from manyhands.servers.server import Port, Server
 from manyhands.servers.shard import Shard
 
@@ -41,9 +40,9 @@ def ordinary(length: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(length, dtype=dtype)
 
 
-def near_servers(seat: Seat, neighbours: Neighbourhood) -> list[int]:
-    """The servers on this worker's host."""
-    ranks = neighbours.beside(seat.rank)
+def near_servers(rank: int, seat: Seat, neighbours: Neighbourhood) -> list[int]:
+    """The servers on a worker's host."""
+    ranks = neighbours.beside(rank)
     return [server for server in range(seat.servers) if seat.workers + server in ranks]
 
 
@@ -57,13 +56,19 @@ def own_vectors(
     allocate: Callable[[int, torch.dtype], Tensor],
 ) -> Vectors:
     """The vectors of the worker that speaks with the servers: this one, or another of its host for it."""
-    near = near_servers(seat, neighbours)
     memory = scheme.memory(arena, seat.rows)
     length, dtype = scheme.layout.length, scheme.dtype
+    in_place = computes_in_place(seat.rank, seat, neighbours, rule)
+    near = near_servers(seat.rank, seat, neighbours)
     return Vectors(
-        params=memory.params if len(near) == seat.servers and not rule.fetches else allocate(length, dtype),
+        params=memory.params if in_place else allocate(length, dtype),
         grads=memory.grads(speaker) if near else allocate(length, dtype),
     )
+
+
+def computes_in_place(rank: int, seat: Seat, neighbours: Neighbourhood, rule: Rule) -> bool:
+    """Whether a worker's parameters are the very memory that servers update: all of them are on its host."""
+    return len(near_servers(rank, seat, neighbours)) == seat.servers and not rule.fetches
 
 
 def speakers(seat: Seat, neighbours: Neighbourhood, cached: bool) -> tuple[int, ...]:
@@ -79,9 +84,10 @@ def connect(
     rule: Rule,
     vectors: Vectors,
     clip_norm: float | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Servers:
-    """A worker's end; every server must be starting as well."""
-    near = near_servers(seat, neighbours)
+    """A worker's end; every server must be starting as well. `check` is called while waiting, and may raise."""
+    near = near_servers(seat.rank, seat, neighbours)
     memory = scheme.memory(arena, seat.rows) if near else None
     lines: list[Line] = []
     if len(near) < seat.servers:
@@ -91,7 +97,7 @@ def connect(
         neighbours.store.set(f"worker-key/{seat.rank}", keys[0].decode())
     for server in range(seat.servers):
         if memory is not None and server in near:
-            lines.append(NearLine(memory, server))
+            lines.append(NearLine(memory, server, check))
         else:
             endpoint, key = json.loads(neighbours.store.get(f"server/{server}"))
             lines.append(WireLine(server, endpoint, key.encode(), keys))
@@ -104,7 +110,8 @@ def connect(
         grads=vectors.grads,
         common=memory.vector if memory else None,
         versions=memory.versions(len(scheme.groups)) if memory else None,
-        in_place=len(near) == seat.servers and not rule.fetches,
+        near=near,
+        in_place=computes_in_place(seat.rank, seat, neighbours, rule),
         clip_norm=clip_norm,
         digest=scheme.digest,
         generation=seat.generation,
@@ -116,15 +123,15 @@ def serve(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     *,
     clip_norm: float | None = None,
     cached: bool = False,
-    group_bytes: int = GROUP_BYTES,
     survives: bool = False,
 ) -> None:
     """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, rule, clip_norm, cached, group_bytes, survives)
+    server = _server(station, model, optimizer, scheme, rule, clip_norm, cached, survives)
     try:
         server.run()
     finally:
@@ -135,19 +142,19 @@ def _server(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     clip_norm: float | None,
     cached: bool,
-    group_bytes: int,
     survives: bool,
 ) -> Server:
     seat, neighbours = station.seat, station.neighbours
     index = seat.server
     assert index is not None
-    scheme = describe(model, optimizer, seat.servers, group_bytes)
     ranks = neighbours.beside(seat.rank)
     workers = speakers(seat, neighbours, cached)
     near = set(ranks).intersection(workers)
+    far = [rank for rank in workers if rank not in near]
     length = scheme.layout.length
     if seat.rank == next(rank for rank in ranks if rank >= seat.workers):
         vectors = 1 + len(near) + len(scheme.states)
@@ -159,15 +166,8 @@ def _server(
     _, trained_params = trained(model, optimizer)
     if params.device != trained_params[0].device:
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    sparse = sparse_ids(model)
     trained_params.reverse()  # flat order is last parameter first
-    updates = Updates(
-        optimizer,
-        scheme.layout,
-        params,
-        allocate=memory.state,
-        sparse=[place for place, param in enumerate(trained_params) if id(param) in sparse],
-    )
+    updates = Updates(optimizer, scheme.layout, params, allocate=memory.state)
     own = [span for group in scheme.groups if group.server == index for span in group.spans]
     updates.take_over(own, trained_params)
     shard = Shard(
@@ -181,9 +181,9 @@ def _server(
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
+        copies=[rank for rank in workers if not computes_in_place(rank, seat, neighbours, rule)],
     )
     ports: list[Port] = [NearPort(memory, index)] if near else []
-    far = [rank for rank in workers if rank not in near]
     if far:
         from manyhands.servers.wire import WirePort, make_keys
 

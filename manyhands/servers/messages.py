@@ -33,9 +33,8 @@ class Push(Said, frozen=True):
     seen: int  # the group's version on which the gradient was computed
     samples: Annotated[int, msgspec.Meta(ge=0)] = 1  # this worker's in this step; 0: nothing to add
     missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
-    settings: list[dict[str, list[float]]] | None = (
-        None  # of the optimizer, by group, where they have changed
-    )
+    rows: bytes | None = None  # which rows of a table the vector has (`rows.py`); None: all
+    settings: list[dict[str, list[float]]] | None = None  # the optimizer's, by group, where they have changed
 
 
 class Finish(Said, frozen=True):
@@ -59,6 +58,7 @@ class Pull(Said, frozen=True):
 
     group: int
     vector: str = "params"
+    whole: bool = True  # else, of a table of parameters, only the rows that are news to this worker
 
 
 class Put(Said, frozen=True):
@@ -123,6 +123,7 @@ class Resolve(Said, frozen=True):
     """What the generation before had begun together and not finished counts, or is forgotten."""
 
     counts: bool
+    factor: float = 1.0  # if it counts: by which gradients that wait for the norm are to be multiplied
 
 
 class Bye(Said, frozen=True):
@@ -134,6 +135,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
     group: int
     version: int  # updates that this group has had
+    rows: bytes | None = None  # which rows of a table these are, those that are news to the worker; None: all
     vector: str = "params"
 
 
@@ -174,6 +176,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
     rounds: int
     is_complete: bool
+    factor: float = 1.0  # by which the gradients of the last of them were multiplied
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):

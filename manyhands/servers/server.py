@@ -164,7 +164,7 @@ class Server:
             return None
         if size != (0 if payload is None else payload.numel()):
             raise NotAMessage(f"{0 if payload is None else payload.numel()} bytes instead of {size}")
-        return payload.view(self._shard.dtype) if payload is not None and size else None
+        return None if payload is None else payload.view(self._shard.dtype)
 
     def _send(self, worker: int, answer: Answer, vector: Tensor | None) -> None:
         self._port_of[worker].send(worker, encode(answer), None if worker in self._near else vector)

@@ -62,14 +62,29 @@ class Ran:
         return found
 
     def committed(self) -> list[list[int]]:
-        """The samples of every step that counts, as the workers noted them before each step."""
-        steps: dict[int, dict[int, list[int]]] = {}
+        """The samples of every step that counts, as the workers noted them before each step.
+
+        A worker that died in a step may have had a part in it: the others know how many samples it had.
+        """
+        noted: dict[int, dict[int, list[int]]] = {}
+        sure: dict[int, set[int]] = {}
+        samples: dict[int, int] = {0: 0}
         for number, log in self.logs.items():
-            last = max((row["step"] for row in log if row["kind"] == "made"), default=0)
             for row in log:
-                if row["kind"] == "step" and row["step"] <= last:
-                    steps.setdefault(row["step"], {})[number] = row["ids"]
-        return [[i for ids in steps[step].values() for i in ids] for step in sorted(steps)]
+                if row["kind"] == "step":
+                    noted.setdefault(row["step"], {})[number] = row["ids"]
+                elif row["kind"] == "made":
+                    sure.setdefault(row["step"], set()).add(number)
+                    samples[row["step"]] = row["samples"]
+        steps = []
+        for step in sorted(sure):
+            known = [i for number in sorted(sure[step]) for i in noted[step][number]]
+            doubtful = [ids for number, ids in noted[step].items() if number not in sure[step]]
+            if len(known) < samples[step] - samples[step - 1]:
+                known += [i for ids in doubtful for i in ids]
+            assert len(known) == samples[step] - samples[step - 1], f"step {step}"
+            steps.append(known)
+        return steps
 
 
 def run(

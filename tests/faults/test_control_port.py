@@ -49,7 +49,11 @@ def guest(coordination: Coordination) -> Iterator[Guest]:
 
 
 def here(generation: int = 0, *, member: int = 0) -> bytes:
-    return encode(Here(member=member, generation=generation, turn=None, waits=False, commits=0, steps=0))
+    return encode(
+        Here(
+            member=member, generation=generation, turn=None, waits=False, has_state=False, commits=0, steps=0
+        )
+    )
 
 
 def still_answers(coordination: Coordination, guest: Guest) -> bool:

@@ -22,7 +22,10 @@ IS_NEW = "MANYHANDS_IS_NEW"
 EXIT_CRASHED = 1
 EXIT_REFUSED = 2
 EXIT_PEER_LOST = 70
-EXIT_LEFT = 75  # "try again later", as mail programs say it: saved, and gone because it was asked to
+EXIT_LEFT = 71
+"""A worker that was asked to leave has left; the run goes on without it."""
+EXIT_SAVED = 75
+"""All workers were asked to leave, and saved first: "try again later", as mail programs say it."""
 EXIT_TERMINATED = 143
 
 LAST_WORDS = "\x1e"

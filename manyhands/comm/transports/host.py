@@ -8,9 +8,10 @@ import contextlib
 import os
 import platform
 import select
+import signal
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from manyhands.comm.transports.waiting import Counters
 from manyhands.errors import PeerLost, UsageError
 
 ROW = 64  # numbers one worker can put into an exchange
+_ENDING_S = 1.0  # for a worker that has finished and is about to exit
 
 
 class Host:
@@ -74,10 +76,28 @@ class Host:
         with self._poll_lock:  # a thread that sums in the background looks after them as well
             return [self._pids[pidfd] for pidfd, _ in self._poll.poll(0)]
 
-    def _check_peers(self) -> None:
+    def check_peers(self) -> None:
+        """While waiting for others: raises if that is of no use any more."""
         for rank in self.gone():
             raise PeerLost(f"worker {rank} is gone while worker {self.ranks[self.index]} waited for it")
         self._check()
+
+    def end(self, ranks: Collection[int]) -> None:
+        """See to it that some workers have ended before anyone else touches what they had: they may only be stopped."""
+        for pidfd in [pidfd for pidfd, rank in self._pids.items() if rank in ranks]:
+            if not select.select([pidfd], [], [], _ENDING_S)[0]:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                select.select([pidfd], [], [])
+
+    def forget(self, dead: Collection[int]) -> None:
+        """Go on without some workers, by local index: nobody is told any more that they are gone."""
+        ranks = {self.ranks[index] for index in dead}
+        with self._poll_lock:
+            for pidfd in [pidfd for pidfd, rank in self._pids.items() if rank in ranks]:
+                self._poll.unregister(pidfd)
+                del self._pids[pidfd]
+                os.close(pidfd)
 
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
@@ -85,7 +105,7 @@ class Host:
 
     def counters(self, count: int) -> Counters:
         """Counters for a purpose of one's own; all must ask, in the same order."""
-        return Counters(self.arena.map(Counters.bytes_needed(count)), self._check_peers, self._spins)
+        return Counters(self.arena.map(Counters.bytes_needed(count)), self.check_peers, self._spins)
 
     def exchange(self, row: Sequence[float]) -> list[list[float]]:
         """Everyone's numbers, by local index; returns when all have arrived."""
@@ -139,6 +159,10 @@ class Progress:
     def has(self, peer: int, value: int) -> bool:
         """Whether one of the others has come as far, without waiting."""
         return self._counters.read(peer) >= value
+
+    def values(self) -> list[int]:
+        """How far everyone has come, this worker included."""
+        return [self._counters.read(index) for index in range(len(self._peers) + 1)]
 
     def wait_for(self, peer: int, value: int) -> None:
         """Until one of the others has come as far."""
