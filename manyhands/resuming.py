@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyhands import checkpoint, random_states, served, strategies
-from manyhands.checkpoint.background import wait_for_all
+from manyhands.checkpoint.background import wait_for
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, Diverged
 from manyhands.replica import history
@@ -160,7 +160,8 @@ def _load(session: "Session", directory: Path) -> tuple[dict[str, Tensor], dict[
     tensors: dict[str, Tensor] = {}
     record: dict[str, Any] | None = None
     problem = ""
-    wait_for_all()  # another session of this process may be saving there
+    if world.rank == 0:
+        wait_for(directory)  # another session may be saving there
     if world.rank == 0 and directory.exists() and any(directory.iterdir()):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

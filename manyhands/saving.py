@@ -6,6 +6,7 @@ of its end at one of the next steps, or waits for it before the next save and at
 then, or be gone, and then the process is gone as well.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from manyhands import telemetry
 from manyhands.checkpoint import record_file, shelf, tensor_file
-from manyhands.checkpoint.background import Writing
+from manyhands.checkpoint.background import Writing, wait_for
 from manyhands.checkpoint.disk import REAL_DISK, ensure_directory, partial_of, reason
 from manyhands.checkpoint.putting import RECORD, TENSORS, check_numbers, failure
 from manyhands.checkpoint.tensor_file import Form, Layout
@@ -29,6 +30,9 @@ from manyhands.comm.transports.arena import PAGE, available_bytes, give_back
 from manyhands.errors import CheckpointError
 
 _PLACE = 1 << 62  # in the host's memory, far above what all generations hand out
+_PLACE_BYTES = 1 << 50  # for one copy: several sessions of a process may be saving at once
+
+_taken: set[int] = set()  # places whose copies are being made or written, by number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +67,15 @@ class Saver:
         """Copy what each worker gives, and worker 0's record; returns when training may go on."""
         check_numbers(step, keep)
         self.wait_alone()
+        if self.world.rank == 0:
+            wait_for(directory)  # another session may be saving there
         self._is_begun, self._knows, self._failure = True, False, ""
         text, forms, text_bytes = self._describe(directory, step, tensors, record)
         layout = tensor_file.lay_out({name: form for each in forms for name, form in each.items()})
         room = self._claim(layout.size_bytes + text_bytes, directory, step)
-        problem = self._copy(room, layout, tensors, text, forms)
         is_copied = False
         try:
+            problem = self._copy(room, layout, tensors, text, forms)
             self._all_well(directory, step, problem)
             is_copied = True
         finally:
@@ -140,7 +146,9 @@ class Saver:
     def _claim(self, size_bytes: int, directory: Path, step: int) -> Room | None:
         """Memory for the copy, or a file where there is not enough; None for workers of other hosts."""
         world, free = self.world, available_bytes()
-        if not world.exchange([float(size_bytes <= free)])[0][0]:
+        number = next(number for number in itertools.count() if number not in _taken)
+        fits, number = map(int, world.exchange([float(size_bytes <= free), float(number)])[0])
+        if not fits:
             if world.rank == 0:
                 self._warn(
                     f"saving needs {size_bytes / 1e9:.2f} GB for a copy of the state and {free / 1e9:.2f} GB are free: "
@@ -150,13 +158,17 @@ class Saver:
         if world.rank not in world.hosts[0]:
             return None
         fd = os.dup(world.host.arena.fd)  # generations come and go meanwhile
+        start = _PLACE + number * _PLACE_BYTES
+        if world.rank == 0:
+            _taken.add(number)
 
         def leave() -> None:
             if world.rank == 0:
-                give_back(fd, _PLACE, _PLACE + -(-size_bytes // PAGE) * PAGE)
+                give_back(fd, start, start + -(-size_bytes // PAGE) * PAGE)
+                _taken.discard(number)
             os.close(fd)
 
-        return Room(fd=fd, start=_PLACE, give_back=leave)
+        return Room(fd=fd, start=start, give_back=leave)
 
     def _claim_file(self, directory: Path, step: int) -> Room | None:
         """A file without a name, which all workers of the first host have open."""

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from manyhands import intervals, recovery, resuming, served, strategies, telemetry
+from manyhands.checkpoint import background
 from manyhands.checkpoint.putting import KEEP
 from manyhands.cluster import leaving, worker
 from manyhands.cluster.heap import keep_freed_memory
@@ -872,6 +873,7 @@ def _world() -> World | Station:
         _member = recovery.membership(os.environ)
         _current = recovery.first_world(_member) if _member else join()
         atexit.register(_leave, os.getpid())
+        worker.before_termination.append(background.abandon_all)
     return _current
 
 

@@ -1,5 +1,7 @@
 """A checkpoint that another process writes: started, looked after and waited for by the worker that has copied it."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from manyhands.checkpoint import shelf
+from manyhands.checkpoint.disk import REAL_DISK, remove_leftovers
 from manyhands.checkpoint.putting import failure
 from manyhands.checkpoint.writer import Job, Result
 
@@ -58,8 +62,22 @@ class Writing:
                 self.result = Result(error=str(why))
         return self.result
 
+    def abandon(self) -> None:
+        """End the process, and remove what it had not finished; also in the middle of a wait for it."""
+        self._process.send_signal(signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.waitpid(self._process.pid, 0)  # not the object's own wait, in which a signal may have found us
+        with contextlib.suppress(OSError):
+            remove_leftovers(REAL_DISK, self.directory, shelf.OURS)
 
-def wait_for_all() -> None:
-    """Until nothing that this process saves is on its way any more."""
-    while _running:
-        _running[0].wait()
+
+def wait_for(directory: Path) -> None:
+    """Until nothing that this process saves there is on its way any more."""
+    for writing in [one for one in _running if one.directory.absolute() == directory.absolute()]:
+        writing.wait()
+
+
+def abandon_all() -> None:
+    """For a process that must end at once."""
+    for writing in _running:
+        writing.abandon()

@@ -93,6 +93,7 @@ def main() -> None:
     job = msgspec.json.decode(sys.argv[1], type=Job)
     _die_with_the_worker(job.parent)
     _be_modest()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the worker's to answer
+    for number in (signal.SIGINT, signal.SIGTERM):  # to a whole job: they are the worker's to answer
+        signal.signal(number, signal.SIG_IGN)
     result = write(job, Path(sys.argv[2]))
     sys.stdout.buffer.write(msgspec.json.encode(result))

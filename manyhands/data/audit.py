@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyhands.data.ledger import Ranges
+from manyhands.data.ledger import Ranges, ranges_of
 from manyhands.data.loading import samples_in
 
 
@@ -47,14 +47,16 @@ class Audit:
         """
         self._before = times.clone()
         self.used = [
-            run for first, last in self.used for run in _runs([i for i in range(first, last) if not times[i]])
+            (first + start, first + end)
+            for first, last in self.used
+            for start, end in ranges_of((times[first:last] == 0).nonzero().flatten())
         ]
 
     def hand(self, batch: Any, places: Tensor) -> None:
         """The script gets a batch."""
         self._handed = [one for one in self._handed if one.is_kept]
         references = [weakref.ref(tensor) for tensor in _tensors(batch)]
-        one = _Handed(_runs(places.tolist()), len(places), references)
+        one = _Handed(ranges_of(places), len(places), references)
         self._handed.append(one)
         self._unused.append(one)
 
@@ -97,17 +99,6 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, (list, tuple, Mapping)):
         for part in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _tensors(part)
-
-
-def _runs(places: Sequence[int]) -> Ranges:
-    """Ascending places as ranges."""
-    runs: list[list[int]] = []
-    for place in places:
-        if runs and runs[-1][1] == place:
-            runs[-1][1] += 1
-        else:
-            runs.append([place, place + 1])
-    return [(first, last) for first, last in runs]
 
 
 def tally(times: Tensor) -> dict[str, int]:
