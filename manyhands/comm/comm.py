@@ -74,6 +74,9 @@ class ServedDirectly(Served, Protocol):
     def add(self) -> None:
         """Add this worker's gradient to that of the evaluation; returns when it is there."""
 
+    def meet(self) -> None:
+        """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
+
 
 class Sums:
     """A sum of gradients over all replicas that is under way; iterating yields owned spans as they are complete."""

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyhands.cluster.hosts import Neighbourhood, address_towards
-from manyhands.cluster.seat import Seat
+from manyhands.cluster.hosts import address_towards
 from manyhands.cluster.world import Station
 from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import UsageError
@@ -21,8 +20,11 @@ from manyhands.replica.parameters import sparse_ids, trained
 from manyhands.replica.updates import Updates
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
+from manyhands.servers.exchange import make_exchange
+from manyhands.servers.guests import guest_key, visit
 from manyhands.servers.near import NearLine, NearPort
 from manyhands.servers.ownership import GROUP_BYTES
+from manyhands.servers.party import Party, own_party
 from manyhands.servers.scheme import Scheme, describe
 from manyhands.servers.server import Port, Server
 from manyhands.servers.shard import Shard
@@ -41,15 +43,14 @@ def ordinary(length: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(length, dtype=dtype)
 
 
-def near_servers(seat: Seat, neighbours: Neighbourhood) -> list[int]:
+def near_servers(party: Party) -> list[int]:
     """The servers on this worker's host."""
-    ranks = neighbours.beside(seat.rank)
+    seat, ranks = party.seat, party.neighbours.beside(party.seat.rank)
     return [server for server in range(seat.servers) if seat.workers + server in ranks]
 
 
 def own_vectors(
-    seat: Seat,
-    neighbours: Neighbourhood,
+    party: Party,
     arena: Arena,
     scheme: Scheme,
     rule: Rule,
@@ -57,8 +58,8 @@ def own_vectors(
     allocate: Callable[[int, torch.dtype], Tensor],
 ) -> Vectors:
     """The vectors of the worker that speaks with the servers: this one, or another of its host for it."""
-    near = near_servers(seat, neighbours)
-    memory = scheme.memory(arena, seat.workers)
+    near, seat = near_servers(party), party.seat
+    memory = scheme.memory(arena, party)
     length, dtype = scheme.layout.length, scheme.dtype
     return Vectors(
         params=memory.params if len(near) == seat.servers and not rule.fetches else allocate(length, dtype),
@@ -66,14 +67,14 @@ def own_vectors(
     )
 
 
-def speakers(seat: Seat, neighbours: Neighbourhood, cached: bool) -> tuple[int, ...]:
+def speakers(party: Party, cached: bool) -> tuple[int, ...]:
     """The workers that speak with the servers: all, or the first of each host for the others."""
-    return tuple(rank for ranks in neighbours.workers(seat) for rank in (ranks[:1] if cached else ranks))
+    hosts = party.neighbours.workers(party.seat)
+    return tuple(rank for ranks in hosts for rank in (ranks[:1] if cached else ranks))
 
 
 def connect(
-    seat: Seat,
-    neighbours: Neighbourhood,
+    party: Party,
     arena: Arena,
     scheme: Scheme,
     rule: Rule,
@@ -81,8 +82,8 @@ def connect(
     clip_norm: float | None = None,
 ) -> Servers:
     """A worker's end; every server must be starting as well."""
-    near = near_servers(seat, neighbours)
-    memory = scheme.memory(arena, seat.workers) if near else None
+    near, seat, neighbours = near_servers(party), party.seat, party.neighbours
+    memory = scheme.memory(arena, party) if near else None
     lines: list[Line] = []
     if len(near) < seat.servers:
         from manyhands.servers.wire import WireLine, make_keys  # a run on one host does without ZeroMQ
@@ -137,20 +138,21 @@ def _server(
     cached: bool,
     group_bytes: int,
 ) -> Server:
-    seat, neighbours = station.seat, station.neighbours
+    party = own_party(station.seat, station.neighbours, rule.parties)
+    seat, neighbours = party.seat, party.neighbours
     index = seat.server
     assert index is not None
     scheme = describe(model, optimizer, seat.servers, group_bytes)
     ranks = neighbours.beside(seat.rank)
-    workers = speakers(seat, neighbours, cached)
+    workers = speakers(party, cached)
     near = set(ranks).intersection(workers)
     length = scheme.layout.length
     if seat.rank == next(rank for rank in ranks if rank >= seat.workers):
-        vectors = 1 + len(near) + len(scheme.states)
+        vectors = 1 + len(near) + len(scheme.states) + 2 * (party.count > 1)
         require_memory(
             vectors * length * scheme.dtype.itemsize, "parameters, optimizer state and the workers' gradients"
         )
-    memory = scheme.memory(station.arena, seat.workers)
+    memory = scheme.memory(station.arena, party)
     params = memory.params
     _, trained_params = trained(model, optimizer)
     if params.device != trained_params[0].device:
@@ -177,9 +179,14 @@ def _server(
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
+        exchange=make_exchange(party, station.arena, scheme, rule.exchange_every),
     )
+    near |= {party.guest(number) for number in party.near}
+    guests = [party.guest(number) for number in party.others]
     ports: list[Port] = [NearPort(memory, index)] if near else []
-    far = [rank for rank in workers if rank not in near]
+    far = {f"worker-key/{rank}": rank for rank in workers if rank not in near}
+    far |= {guest_key(index, guest): guest for guest in guests[: party.number] if guest not in near}
+    port = None
     if far:
         from manyhands.servers.wire import WirePort, make_keys
 
@@ -187,8 +194,10 @@ def _server(
         towards = seat.store.rpartition(":")[0] if seat.store else "127.0.0.1"
         port = WirePort(address_towards(towards), keys)
         neighbours.store.set(f"server/{index}", json.dumps([port.endpoint, keys[0].decode()]))
-        port.allow({neighbours.store.get(f"worker-key/{rank}"): rank for rank in far})
         ports.append(port)
+    lines = visit(party, station.arena, scheme)
+    if port:
+        port.allow({neighbours.store.get(key): number for key, number in far.items()})
     for param in model.parameters():
         param.data = torch.empty(0)  # its values come from worker 0, and live in the flat vector
-    return Server(shard, ports, near=near, workers=workers, digest=scheme.digest)
+    return Server(shard, ports, near=near, workers=workers, guests=guests, lines=lines, digest=scheme.digest)

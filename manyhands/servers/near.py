@@ -164,6 +164,9 @@ class NearLine:
             raise self._lost() from None
         return None if content is None else (content, None)
 
+    def fds(self) -> Iterator[int]:
+        yield self._link.fileno()
+
     def _lost(self) -> PeerLost:
         return PeerLost(f"server {self.server} is gone")
 

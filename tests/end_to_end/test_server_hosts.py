@@ -107,3 +107,16 @@ def test_async_over_the_network_sends_what_it_says(tmp_path: Path) -> None:
     assert ended.summary["bytes_sent"] == pytest.approx(sum(ended.sent_bytes), rel=0.15)
     for worker in (0, 1):
         assert ended.sent_bytes[worker] > STEPS * PARAMETER_BYTES, "every step's gradients have left"
+
+
+def test_server_groups_beside_their_workers_send_each_other_a_fraction_of_what_is_pushed(
+    tmp_path: Path,
+) -> None:
+    strategy = "worker-groups:groups=2,server_groups=2,exchange_every=4"
+    ended = train(tmp_path / "hosts", [0, 0, 1, 1], [0, 1], strategy)
+    assert ended.summary["samples"] == STEPS * 16 * 4
+    assert sum(ended.summary["staleness"]["histogram"].values()) == 4 * STEPS * 2  # workers × steps × groups
+    # They exchange twice on the way and twice at the end; and the first parameters, and momentum, are sent.
+    for sent in ended.sent_bytes:
+        assert 4 * PARAMETER_BYTES < sent < 7 * PARAMETER_BYTES
+    assert 7 < STEPS * 2, "what two workers push"

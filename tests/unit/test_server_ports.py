@@ -28,6 +28,7 @@ from manyhands.servers.consistency import ASYNC, SYNC, Rule
 from manyhands.servers.memory import Memory
 from manyhands.servers.messages import Finish, Hello, NotAMessage, Pull, Push, encode
 from manyhands.servers.near import _address
+from manyhands.servers.party import own_party
 from manyhands.servers.scheme import Scheme, describe
 from manyhands.servers.wire import WireLine, make_keys
 
@@ -112,8 +113,9 @@ def running(rule: Rule) -> Iterator[Running]:
     def join(rank: int) -> None:
         places = Neighbourhood(hosts=hosts, memory_fd=fds[rank], store=store)
         arena = Arena(fds[rank])
-        vectors = joining.own_vectors(seats[rank], places, arena, scheme, rule, rank, joining.ordinary)
-        found[rank] = joining.connect(seats[rank], places, arena, scheme, rule, vectors)
+        party = own_party(seats[rank], places, rule.parties)
+        vectors = joining.own_vectors(party, arena, scheme, rule, rank, joining.ordinary)
+        found[rank] = joining.connect(party, arena, scheme, rule, vectors)
         replica: Any = SimpleNamespace(
             arrived=[1] * len(scheme.layout.places),
             used=torch.ones(len(scheme.layout.places)),
