@@ -116,7 +116,6 @@ def test_server_groups_beside_their_workers_send_each_other_a_fraction_of_what_i
     ended = train(tmp_path / "hosts", [0, 0, 1, 1], [0, 1], strategy)
     assert ended.summary["samples"] == STEPS * 16 * 4
     assert sum(ended.summary["staleness"]["histogram"].values()) == 4 * STEPS * 2  # workers × steps × groups
-    # They exchange twice on the way and twice at the end; and the first parameters, and momentum, are sent.
+    # They exchange twice on the way and twice at the end, and worker 0's first parameters go to all; pushes are 16.
     for sent in ended.sent_bytes:
         assert 4 * PARAMETER_BYTES < sent < 7 * PARAMETER_BYTES
-    assert 7 < STEPS * 2, "what two workers push"
