@@ -51,8 +51,8 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     if plan.cluster.threads is not None:
         torch.set_num_threads(plan.cluster.threads)
     torch.manual_seed(plan.train.seed)
-    samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
-    model = models.build(plan.model, samples.shape, samples.classes).to(plan.cluster.device)
+    samples, model = load(plan)
+    model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
     batches_per_epoch = Ledger(len(samples.train), seed=0).steps(plan.train.batch, plan.cluster.workers)
     steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
@@ -97,6 +97,12 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     if not session.measured:
         session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
     return session
+
+
+def load(plan: Plan) -> tuple[data.Data, nn.Module]:
+    """The data, and a model that fits it."""
+    samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
+    return samples, models.build(plan.model, samples.shape, samples.classes)
 
 
 def _check_device(device: str) -> None:

@@ -22,30 +22,31 @@ from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, 
 from manyhands.servers import states as packing
 from manyhands.servers.cache import HostServers
 from manyhands.servers.client import Servers
-from manyhands.servers.consistency import Rule
 from manyhands.servers.joining import connect, ordinary, own_vectors, serve
 from manyhands.servers.messages import Report
 from manyhands.servers.party import own_party
 from manyhands.servers.scheme import describe
+from manyhands.strategies import Strategy
 
 
 def be_a_server(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
-    rule: Rule,
+    strategy: Strategy,
     clip_norm: float | None,
-    cached: bool,
     out: Path | None,
 ) -> NoReturn:
     """Serve until the run ends, and end with it: a server has no more of the script to run."""
-    seat = station.seat
+    seat, rule = station.seat, strategy.rule
+    assert rule is not None
     # PyTorch may have been loaded when this still said how many a worker has.
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if out:
         telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
-    serve(station, model, optimizer, rule, clip_norm=clip_norm, cached=cached)
+    scheme = describe(model, optimizer, seat.servers // rule.parties, every=strategy.every_of)
+    serve(station, model, optimizer, scheme, rule, clip_norm=clip_norm, cached=strategy.cached)
     if out:
         telemetry.close()
     raise SystemExit(0)
@@ -56,26 +57,28 @@ def join(
     optimizer: Optimizer,
     loss: Loss,
     world: World,
-    rule: Rule,
+    strategy: Strategy,
     clip_norm: float | None,
-    cached: bool,
 ) -> tuple[Replica, Comm, Servers | None]:
     """A worker's replica, whose updates the servers make, and the connection with them of those who have one.
 
-    With `cached` the first worker of each host speaks for all of them.
+    Where the strategy has a cache, the first worker of each host speaks for all of them.
     """
     if world.comm.servers is not None:
         raise UsageError("servers serve one session: a script that uses them can make only one")
     if next(model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
+    rule, cached = strategy.rule, strategy.cached
+    assert rule is not None
     party = own_party(world.seat, world.neighbours, rule.parties)
     rank, servers = party.seat.rank, party.seat.servers
-    scheme = describe(model, optimizer, servers)
+    scheme = describe(model, optimizer, servers, every=strategy.every_of)
     host, arena = world.host, world.host.arena
     speaker, allocate = (host.ranks[0], host.allocate) if cached else (rank, ordinary)
     vectors = own_vectors(party, arena, scheme, rule, speaker, allocate)
     line = connect(party, arena, scheme, rule, vectors, clip_norm) if rank == speaker else None
     lent = Lent(
+        layout=scheme.layout,
         params=vectors.params,
         grads=vectors.grads,
         fills=rank == 0 or (line is not None and not line.in_place),

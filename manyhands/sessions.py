@@ -89,17 +89,16 @@ class Session:
         clip_norm: float | None = None,
         seed: int = 0,
         out: Path | None = None,
+        journaled: bool = False,
     ) -> None:
         self.strategy_text = strategy  # as a person wrote it: reports show the name they know
         self.strategy = strategies.parse(strategy)
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         hosts = len(world.hosts) if isinstance(world, World) else None
         strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
+        strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
-            assert self.strategy.rule is not None
-            served.be_a_server(
-                world, model, optimizer, self.strategy.rule, clip_norm, self.strategy.cached, self.out
-            )
+            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out)
         self.world = world
         self.model = model
         self.steps = 0
@@ -112,6 +111,7 @@ class Session:
         self._loss = loss
         self.scheduler = scheduler
         self.seed = seed
+        self._journaled = journaled  # whether the others can finish an update in which one of them dies
         self._clock = Stopwatch()
         self._watch = LossWatch(world.rank, self._suspects)
         self._closed = False
@@ -135,13 +135,7 @@ class Session:
         device = next(self.model.parameters()).device.type
         if self.strategy.rule is not None:
             replica, comm, self.servers = served.join(
-                self.model,
-                self.optimizer,
-                self._loss,
-                self.world,
-                self.strategy.rule,
-                clip_norm,
-                self.strategy.cached,
+                self.model, self.optimizer, self._loss, self.world, self.strategy, clip_norm
             )
             return replica, comm
         shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
@@ -164,6 +158,8 @@ class Session:
             host=host,
             neighbours=Neighbours(self.world.host) if self.strategy.open_replica else None,
             together=self.strategy.lockstep,
+            factored=len(self.world.hosts) == 1,
+            journaled=self._journaled,
             lanes=lanes,
             clip_norm=clip_norm,
             agree=comm.copy_ if self.strategy.synchronous else None,

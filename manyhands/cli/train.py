@@ -115,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
         _fetch(plan, seat)
     if seat.launcher != "alone":
         return _join(plan, seat, options)
+    _check_layers(plan)
     plan, why = plan.on_fair_terms()
     # Written down: the same threads give the same bits, on a machine with other cores too.
     cluster = plan.cluster
@@ -178,6 +179,16 @@ def _check_directory(options: argparse.Namespace) -> None:
         raise UsageError(
             f"{options.out} holds a run with checkpoints; go on with --resume, or choose another --out"
         )
+
+
+def _check_layers(plan: Plan) -> None:
+    """Where the strategy's settings name layers, refuse names that the model does not have, before anything starts."""
+    strategy = strategies.parse(plan.strategy)
+    if strategy.layers:
+        from manyhands import job  # takes seconds: only then
+
+        _, model = job.load(plan)
+        strategies.admit_model(strategy, [name for name, _ in model.named_parameters()])
 
 
 def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:

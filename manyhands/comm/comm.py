@@ -45,11 +45,15 @@ class Served(Protocol):
     def finish(self) -> None:
         """All gradients of this step are pushed."""
 
+    def flush(self) -> None:
+        """Push what was kept back, of layers that are not pushed in every step."""
+
     def settle(self) -> None:
         """Return when the servers have applied all that this worker has pushed."""
 
-    def pull(self) -> None:
-        """All parameters as the servers have them now."""
+    def pull(self, *, whole: bool = True) -> None:
+        """All parameters as the servers have them now; if not `whole`, of tables only the rows that are news, for a
+        worker that has not changed its copy itself."""
 
     def leave(self, take_part: Callable[[Any], object]) -> None:
         """Nobody need wait for this worker until all workers have paused; `take_part(share)` makes a step, where

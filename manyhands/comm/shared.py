@@ -26,7 +26,7 @@ SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core'
 LARGEST_CHUNK_BYTES = 1 << 20
 BUFFERS = 4  # per worker
 AHEAD = 1  # how many chunks a stage runs before the next one follows
-DIRECT_BYTES = 1 << 16  # up to here every worker adds up everything itself: one meeting instead of two
+DIRECT_BYTES = 1 << 18  # up to here every worker adds up everything itself: one meeting instead of two
 
 
 class Lanes(Protocol):
@@ -119,13 +119,20 @@ class SharedComm(Comm):
     def _sum(self, vector: Tensor) -> None:
         if self.size == 1 or not vector.numel():
             return
-        rows = next((rows for rows in self._in_place if rows.hold(vector)), None)
-        # A small vector is quicker through the buffers: one meeting instead of two.
-        if rows and vector.nbytes > DIRECT_BYTES:
+        if vector.nbytes <= DIRECT_BYTES and self._between is None:
+            self._sum_at_once(vector.view(-1))
+        elif rows := next((rows for rows in self._in_place if rows.hold(vector)), None):
             self._sum_in_place(rows, vector)
         else:
             self._sum_through_buffers(vector)
         telemetry.count("shared_bytes", vector.nbytes)
+
+    def _sum_at_once(self, vector: Tensor) -> None:
+        """Everyone's whole vector to all, and each adds them up."""
+        buffers = self._claim_buffers()
+        self._put(buffers, self._done, vector)
+        self._take_sum(buffers, self._done, vector)
+        self._done += 1
 
     def _sum_in_place(self, rows: "_Rows", vector: Tensor) -> None:
         """Each worker adds up its lanes' parts of all rows, and writes the sums to all rows."""
@@ -153,8 +160,7 @@ class SharedComm(Comm):
     def _sum_through_buffers(self, vector: Tensor) -> None:
         buffers = self._claim_buffers()
         chunks = vector.view(-1).split(chunk_bytes(self._host.size) // vector.element_size())
-        alone = self._between is None
-        if alone and (self._host.size == 2 or vector.nbytes <= DIRECT_BYTES):
+        if self._host.size == 2 and self._between is None:
             stages = [self._put, self._take_sum]
         else:
             stages = [self._put, self._reduce, self._take_result]

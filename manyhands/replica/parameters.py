@@ -1,6 +1,6 @@
 """Which parameters of a model are trained, and what kind they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,21 +36,40 @@ def one_type(params: Sequence[Tensor]) -> tuple[torch.device, torch.dtype]:
 
 
 def sparse_ids(model: nn.Module) -> set[int]:
-    """The ids of the parameters that get gradients for some rows only."""
+    """The ids of the parameters of which a step has gradients of some rows only."""
     return {
         id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse
     }
 
 
-def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, lanes: int) -> Layout:
-    """Where the trained parameters lie in the flat vector: the same on everyone who has the same model."""
+def lay_out_model(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    span_bytes: int,
+    lanes: int,
+    every: Callable[[str], int] = lambda name: 1,
+    factored: Collection[int] = (),
+) -> Layout:
+    """Where the trained parameters lie in the flat vector: the same on everyone who has the same model.
+
+    Of the matrices whose ids are in `factored`, those that fill several spans are cut between rows.
+    """
     names, params = trained(model, optimizer)
     _, dtype = one_type(params)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     sparse = sparse_ids(model)
     whole = not is_element_wise(optimizer)
     shapes = [
-        Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
+        Shape(
+            name=name,
+            shape=tuple(p.shape),
+            group=group_of[id(p)],
+            whole=whole,
+            rows=id(p) in sparse,
+            factored=not whole and id(p) in factored and p.nbytes >= 2 * span_bytes,
+            every=every(name),
+        )
         for name, p in zip(names, params, strict=True)
     ]
     return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)

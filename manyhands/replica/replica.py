@@ -8,8 +8,8 @@ is the same code.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -22,16 +22,20 @@ from manyhands import telemetry
 from manyhands.comm.comm import Comm
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
+from manyhands.replica.factors import Factors, LinearLayers, linear_weights
 from manyhands.replica.gradients import Gradients, OnReady
+from manyhands.replica.journal import Journal
 from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
+from manyhands.replica.parameters import lay_out_model, one_type, trained
 from manyhands.replica.portions import pool
+from manyhands.replica.tables import Tables
 from manyhands.replica.updates import (
     Updates,
     hyper_parameters,
+    is_element_wise,
     needs_closure,
     set_hyper_parameters,
     vector_states,
@@ -82,6 +86,8 @@ class Replica:
         host: Host | None = None,
         neighbours: Neighbours | None = None,
         together: bool = True,
+        factored: bool = False,
+        journaled: bool = False,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -108,9 +114,18 @@ class Replica:
         self._index = self._host.index if self._host else 0
         self._workers = self._host.size if self._host else 1
         self.lanes = lanes or self._workers
+        # The state of other optimizers is not all vectors and numbers, and stays with the owners.
+        self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
-        self.layout = lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes)
+        # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
+        factored = factored and self._workers > 1 and not lent and clip_norm is None
+        weights = linear_weights(model) if factored else set()
+        self.layout = (
+            lent.layout
+            if lent
+            else lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes, factored=weights)
+        )
         # Flat order is last parameter first.
         self._names.reverse()
         self.parameters.reverse()
@@ -124,6 +139,7 @@ class Replica:
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
         self._last_part = False
+        self._passes_back = False
         self._clip_is_due = False
         self._deferred: list[Span] = []
         self._hooks: dict[int, Any] = {}
@@ -141,21 +157,34 @@ class Replica:
         self.params = lent.params if lent else claim(length, dtype)
         total = lent.grads if lent else self._vector(length, dtype)
         owners = [self._owner(span) for span in self.spans]
-        self._gradients = Gradients(self.layout, total, owners, self._host)
+        factors = None
+        if self._host and any(place.factored for place in self.layout.places):
+            factors = Factors(self.layout, total, self._host)
+        # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
+        self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
+        self._gradients = Gradients(
+            self.layout, total, owners, self._host, factors, self.tables, before_gate=self._journaled
+        )
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
         self._norms = self._vector(count + 1, dtype)  # and, last, the norm of them all
         # Per worker: how many parameters got no gradient in this step.
         self._missing = self._vector(self._workers, torch.int64, on_device=False).numpy()
-        sparse = sparse_ids(self.model)
         self.updates = Updates(
             self.optimizer,
             self.layout,
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
-            sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
+            numbers=self._table if self._journaled else None,
         )
+        self._journal: Journal | None = None
+        if self._host and self.updates.numbers is not None:
+            changed = [self.params, *self.updates.vectors.values()]
+            self._journal = Journal(self._host, self.layout, changed, self.updates.numbers)
+
+    def _table(self, rows: int, columns: int) -> Tensor:
+        return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)
 
     def _common_vector(self, length: int, dtype: torch.dtype) -> Tensor:
         """What there is one of per host."""
@@ -199,6 +228,11 @@ class Replica:
         return self._gradients.arrived
 
     @property
+    def takes_factors(self) -> bool:
+        """Whether gradients of some layers come as factors."""
+        return self._gradients.factors is not None
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         return self.layout.spans
 
@@ -237,18 +271,36 @@ class Replica:
         """
         self._begin(on_ready)
         value, count = 0.0, 0
-        with telemetry.timed("compute"):
+        with telemetry.timed("compute"), self._watched():
             for number, (batch, samples) in enumerate(share.parts, start=1):
                 loss = self._loss(self.model, batch)
                 weight = samples / share.total()
                 self._last_part = isinstance(share.parts, Sequence) and number == len(share.parts)
+                self._passes_back = True
                 # Weighting the loss weights every gradient, at no cost.
                 loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+                self._passes_back = False
                 value += loss.item() * samples
                 count += samples
         self._end()
         self.steps += 1
         return value / count if count else float("nan")
+
+    def _watched(self) -> AbstractContextManager[object]:
+        """While the gradients of large linear layers are taken as factors."""
+        factors = self._gradients.factors
+        if factors is None:
+            return nullcontext()
+        weights = {id(self.parameters[index]): index for index in factors.layers}
+        return LinearLayers(weights, self._offer)
+
+    def _offer(self, index: int, inputs: Tensor, outputs: Tensor) -> bool:
+        """Called by autograd in place of making a large gradient; the user's own passes get theirs as usual."""
+        if not self._passes_back or not self._gradients.offer(index, inputs, outputs):
+            return False
+        if self._last_part:
+            self._gradients.arrive(index, None)
+        return True
 
     def _begin(self, on_ready: OnReady | None) -> None:
         self._gradients.begin(on_ready)
@@ -266,7 +318,7 @@ class Replica:
         grad = param.grad
         param.grad = None
         if grad is not None:
-            self._gradients.arrive(index, grad.to_dense() if grad.is_sparse else grad)
+            self._gradients.arrive(index, grad)
 
     def _end(self) -> None:
         """All gradients of this worker are there: say which, and wait until that is true of every worker."""
@@ -274,6 +326,7 @@ class Replica:
         for index, param in enumerate(self.parameters):
             if param.grad is not None:  # used by an earlier batch of this step and not by the last one
                 self._arrive(index, param)
+        self._gradients.arrive_late()
         self._last_part = False
         arrived = self._gradients.arrived
         missing = len(arrived) - sum(arrived)
@@ -281,6 +334,9 @@ class Replica:
             self._flags[self._index].copy_(torch.frombuffer(arrived, dtype=torch.uint8))
         self._missing[self._index] = missing
         self._gradients.finish()
+        self._find_used()
+
+    def _find_used(self) -> None:
         self.used = self._flags.amax(0) if self._missing.any() else self._all_used
 
     @property
@@ -315,12 +371,51 @@ class Replica:
             self._clip_is_due = False
             factor = self._clip_factor(self._clip_norm)
             for span in self._deferred:
-                self._update(span, self._gradients.total[span.slice].mul_(factor))
+                self._update(span, self._gradients.total[span.slice] * factor)
             self._deferred.clear()
 
     def _update(self, span: Span, gradient: Tensor) -> None:
         with telemetry.timed("update"):
+            if self._journal:
+                self._journal.begin(span)
             self.updates.apply(span, gradient, self._skipped)
+            if self._journal:
+                self._journal.end(span, self._gradients.step)
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether the others can finish an update in which one of them dies."""
+        return self._journal is not None
+
+    def recover(self, dead: Collection[int]) -> int:
+        """Some workers of this host (by local index) are gone for good; called by all others, who have left whatever
+        they were doing.
+
+        Makes the replica that of a whole step: of the last one that all workers, the dead included, have brought to
+        the gate. Returns how many steps that are. Afterwards every survivor alone can tell the whole state. If
+        another worker dies meanwhile this raises `PeerLost`, and is to be called again with all that are gone.
+        """
+        assert self._journal, "nobody can finish an update without a journal"
+        assert self._host
+        self._host.forget(dead)
+        survivors = [index for index in range(self._workers) if index not in dead]
+        meetings = itertools.count(len(dead) * 8)
+        self._journal.meet(survivors, next(meetings))  # from here on nobody changes anything but below
+        steps = self._gradients.passed()
+        if self._index == survivors[0]:
+            for worker in sorted(dead):
+                self._journal.undo(worker)
+        self._journal.meet(survivors, next(meetings))
+        left = self._journal.left(steps)
+        self._journal.meet(survivors, next(meetings))  # everyone has the same list
+        self._find_used()
+        mine = left[survivors.index(self._index) :: len(survivors)]
+        self.updates.take_from_others(mine)
+        for span in mine:
+            self._update(span, self._gradients.recompute(span) * self._recovered_factor())
+        self._journal.meet(survivors, next(meetings))
+        self.updates.take_from_others(self.spans)
+        return steps
 
     @property
     def used(self) -> Tensor:
@@ -351,16 +446,25 @@ class Replica:
             self._host.barrier()
         norm = self._norms[-1:]
         if self._index == 0:
-            # In the model's order, so that one worker gets the very bits of plain PyTorch.
-            norms = [
-                self._norms[index] for index in reversed(range(len(self.parameters))) if index not in skipped
-            ]
-            norm.copy_(torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(()))
+            norm.copy_(self._norm_of(list(self._norms[:-1])))
             if self._agree:
                 self._agree(norm)  # another processor may have rounded otherwise
         if self._host:
             self._host.barrier()
-        return torch.clamp(limit / (norm[0] + 1e-6), max=1.0)
+        return _factor(limit, norm[0])
+
+    def _recovered_factor(self) -> float | Tensor:
+        """The same as `_clip_factor`, by a survivor alone."""
+        if self._clip_norm is None:
+            return 1.0
+        total = self._gradients.total
+        norms = [torch.linalg.vector_norm(total[place.start : place.stop]) for place in self.layout.places]
+        return _factor(self._clip_norm, self._norm_of(norms))
+
+    def _norm_of(self, norms: Sequence[Tensor]) -> Tensor:
+        """The norm of the parameters' norms, in the model's order: one worker gets the very bits of plain PyTorch."""
+        used = [norms[index] for index in reversed(range(len(norms))) if index not in self._skipped]
+        return torch.linalg.vector_norm(torch.stack(used)) if used else torch.zeros(())
 
     def minimize(self, gradients: Callable[[], float]) -> float:
         """For optimizers that evaluate the loss several times in a step; `gradients` fills `grads` and returns it."""
@@ -465,3 +569,8 @@ class Replica:
             self._home.barrier()
             if self.leads and self._home.size > 1:
                 self._home.arena.give_back(self._memory_from, self._memory_to)
+
+
+def _factor(limit: float, norm: Tensor) -> Tensor:
+    """As `clip_grad_norm_` has it."""
+    return torch.clamp(limit / (norm + 1e-6), max=1.0)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from manyhands.replica.layout import Span
 from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
+from manyhands.servers.kept_back import KeptBack
 from manyhands.servers.messages import (
     Add,
     Answer,
@@ -48,7 +49,9 @@ from manyhands.servers.messages import (
     encode,
 )
 from manyhands.servers.minimizer import Minimizer
+from manyhands.servers.outgoing import Outgoing
 from manyhands.servers.ownership import Group
+from manyhands.servers.rows import as_table, unpack
 
 
 class Line(Protocol):
@@ -84,6 +87,7 @@ class Servers:
         grads: Tensor,
         common: Callable[[str], Tensor] | None,
         versions: Tensor | None,
+        near: Collection[int],
         in_place: bool,
         clip_norm: float | None,
         digest: int,
@@ -96,12 +100,15 @@ class Servers:
         self._lines = lines
         self._rule = rule
         self._common = common
+        self._near = near
         self.in_place = in_place
         self._clip_norm = clip_norm
         self._versions = versions.numpy() if versions is not None else None
         self._last_span = {group.spans[-1].index: group for group in groups}
         self._numbers = itertools.count(1)
-        self._steps = 0
+        self._steps = 0  # since all workers last paused
+        self._pushed: set[int] = set()  # the servers to which something was pushed in this step
+        self._kept_back = {group.index: KeptBack() for group in groups if group.every > 1}
         self._samples = 1  # of the step that is under way
         self._given: Sequence[int] = ()  # by parameter: whether what is pushed has a gradient of it
         self.speaks_for = 1  # workers
@@ -109,7 +116,7 @@ class Servers:
         self._seen = [0] * len(groups)
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
         self._norms: dict[int, float] = {}  # by server: squares, of gathered gradients that are to be limited
-        self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
+        self._arrived: list[tuple[Values, Tensor | None]] = []  # and not yet put in place
         self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
         self._minimizer: Minimizer | None = None
         self._closed = False
@@ -126,6 +133,7 @@ class Servers:
     def bind(self, replica: Replica) -> None:
         """The replica whose gradients are pushed; its optimizer says with which settings."""
         self._replica = replica
+        self._outgoing = Outgoing(self.grads, replica.tables)
         self._given = replica.arrived
         self._settings = named_numbers(replica.optimizer)
 
@@ -144,17 +152,32 @@ class Servers:
             self._arrived.clear()
             self._seen = self._versions.tolist()
             return
-        for index, (values, vector) in self._arrived.items():
-            self._place(self.groups[index], "params", self.params, vector)
-            self._seen[index] = values.version
+        for values, vector in self._arrived:
+            self._place(values, self.params, vector)
+            self._seen[values.group] = values.version
         self._arrived.clear()
 
-    def _place(self, group: Group, name: str, target: Tensor, vector: Tensor | None) -> None:
-        """What a server sent, or what it has in common memory."""
+    def _place(self, values: Values, target: Tensor, vector: Tensor | None) -> None:
+        """What a server sent, or what it has in common memory; of a table it may be some rows."""
+        group = self.groups[values.group]
+        home = target[group.slice]
         if vector is not None:
-            target[group.slice] = vector.view(target.dtype)
+            source = vector.view(target.dtype)
         elif self._common is not None and not self.in_place:
-            target[group.slice] = self._common(name)[group.slice]
+            source = self._common(values.vector)[group.slice]
+        else:
+            return
+        if values.rows is None:
+            home.copy_(source)
+            return
+        numbers = unpack(values.rows, group.table)
+        assert group.table is not None
+        rows = (
+            source.view(-1, group.table.columns)
+            if vector is not None
+            else as_table(source, group.table)[numbers]
+        )
+        as_table(home, group.table)[numbers] = rows
 
     def held(self, share: Share) -> Share:
         """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
@@ -184,7 +207,7 @@ class Servers:
     def give(self, gradient: Tensor, used: Tensor) -> None:
         """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
         self.settle()
-        self.grads.copy_(gradient)
+        self._outgoing.become(gradient)
         given = self._given = used.tolist()
         self._samples = int(any(given))
         self._settings = named_numbers(self._replica.optimizer)
@@ -196,18 +219,41 @@ class Servers:
         return {place for span in group.spans for place in span.places if not arrived[place]}
 
     def _send(self, group: Group, arrived: Sequence[int]) -> None:
-        missing = self._missing(group, arrived)
+        missing, seen = self._missing(group, arrived), self._seen[group.index]
+        kept_back = self._kept_back.get(group.index)
+        if kept_back is None:
+            self._send_push(group, missing, seen, self._samples)
+            return
+        kept_back.add(self._outgoing.of(group) if self._samples else None, missing, seen)
+        if kept_back.steps == group.every:
+            self._send_mean(group, kept_back)
+
+    def _send_mean(self, group: Group, kept_back: KeptBack) -> None:
+        mean = kept_back.take()
+        if mean.gradient is None:
+            self._send_push(group, mean.missing, mean.seen, 0)
+            return
+        self._outgoing.put(group, mean.gradient)
+        self._send_push(group, mean.missing, mean.seen, max(1, self._samples))
+
+    def _send_push(self, group: Group, missing: set[int], seen: int, samples: int) -> None:
+        vector: Tensor | None = None
+        rows: bytes | None = None
+        if samples:
+            vector, rows = self._outgoing.packed(group, travels=group.server not in self._near)
         push = Push(
             number=self._number(),
             group=group.index,
             step=self._steps,
-            seen=self._seen[group.index],
-            samples=self._samples,
+            seen=seen,
+            samples=samples,
             missing=tuple(sorted(missing)),
+            rows=rows,
             settings=self._news(group.server),
         )
         self._unanswered.add(group.index)
-        self._lines[group.server].send(encode(push), self.grads[group.slice] if self._samples else None)
+        self._lines[group.server].send(encode(push), vector)
+        self._pushed.add(group.server)
         telemetry.count("pushes", 1)
         self._listen()
 
@@ -230,9 +276,27 @@ class Servers:
         for group in self._late:
             self._send(group, used)
         self._late.clear()
+        self._end_step()
+
+    def flush(self) -> None:
+        """Push what was kept back, as a step of its own: nothing is left behind at a pause."""
+        waiting = [group for group in self.groups if group.every > 1 and self._kept_back[group.index].steps]
+        if waiting:
+            self.settle()
+            for group in waiting:
+                self._send_mean(group, self._kept_back[group.index])
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if self._rule.bound is not None and not self._rule.gathers:
+            # Only a push is answered, and only by its answers does a server hold a worker to the bound.
+            for group in self.groups:
+                if group.server not in self._pushed:
+                    self._send_push(group, set(), self._seen[group.index], 0)
         for line in self._lines:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
+        self._pushed.clear()
         if self._rule.gathers:
             self.wait()
 
@@ -258,7 +322,7 @@ class Servers:
     def _tell_scale(self) -> None:
         """One server has told this worker, so all will."""
         assert self._clip_norm is not None
-        owners = sorted({group.server for group in self.groups})
+        owners = sorted({self.groups[index].server for index in self._unanswered})
         for server in owners:
             while server not in self._norms:
                 self._hear(self._lines[server])
@@ -326,38 +390,41 @@ class Servers:
 
     def leave(self, take_part: Callable[[Share], object]) -> None:
         """Nobody need wait for this worker until all workers have paused."""
+        self.flush()
         self._ask(lambda: Leave(number=self._number()))
         # What this worker still waited for, to go on, has been answered by now.
         self._listen()
         self._put_in_place()
         self._steps = 0
 
-    def pull(self) -> None:
-        """All parameters as the servers have them now."""
-        self._fetch("params", self.params)
-        self._arrived.clear()  # what had come before is older
+    def pull(self, *, whole: bool = True) -> None:
+        """All parameters as the servers have them now; of tables only what is news, if not `whole`."""
+        self._arrived += self._fetch("params", whole)
+        self._put_in_place()
         telemetry.count("pulls", 1)
 
     def vector(self, name: str) -> Tensor:
         """An optimizer state as the servers have it; in common memory where all servers are here."""
         target = self._common(name) if self._common and self.in_place else torch.zeros_like(self.params)
-        self._fetch(name, target)
+        for values, vector in self._fetch(name):
+            self._place(values, target, vector)
         return target
 
-    def _fetch(self, name: str, target: Tensor) -> None:
+    def _fetch(self, name: str, whole: bool = True) -> list[tuple[Values, Tensor | None]]:
         for group in self.groups:
-            message = Pull(number=self._number(), group=group.index, vector=name)
+            message = Pull(number=self._number(), group=group.index, vector=name, whole=whole)
             self._lines[group.server].send(encode(message))
         wanted = {group.index for group in self.groups}
+        found: list[tuple[Values, Tensor | None]] = []
         while wanted:
             said, vector = self._next(self._lines[self.groups[min(wanted)].server])
-            if isinstance(said, Values) and said.vector == name and said.group in wanted:
+            late = isinstance(said, Values) and said.group in self._unanswered  # the answer to a push
+            if isinstance(said, Values) and said.vector == name and said.group in wanted and not late:
                 wanted.remove(said.group)
-                if name == "params":
-                    self._seen[said.group] = said.version
-                self._place(self.groups[said.group], name, target, vector)
+                found.append((said, vector))
             else:
                 self._note(said, vector)
+        return found
 
     def put(self, name: str, source: Tensor) -> None:
         """Give the servers a vector's values."""
@@ -429,7 +496,7 @@ class Servers:
             self._unanswered.discard(said.group)
         elif isinstance(said, Values):
             self._unanswered.discard(said.group)
-            self._arrived[said.group] = (said, vector)
+            self._arrived.append((said, vector))
         elif isinstance(said, Norm):
             self._norms[said.server] = said.square
         elif isinstance(said, Refusal):

@@ -45,14 +45,12 @@ class Exchange:
         self._updates: Counter[int] = Counter()  # by group, since home was told
         self._under_way: set[int] = set()
         self._again: set[int] = set()  # under way, and to be told once more
-        self._asked: list[
-            tuple[int, int]
-        ] = []  # by workers, to tell all: the worker, and its message's number
+        self._asked: list[tuple[int, int]] = []  # workers that want all told, and their messages' numbers
         self._outbox: list[Reply] = []
 
     def begin(self, index: int) -> None:
         """A group's values have been put here, and everywhere."""
-        if index % self._party.count != self._party.number:
+        if not self._is_home(index):
             self._met[index] = self._values(index).clone()
             self._updates[index] = 0
 
@@ -67,10 +65,8 @@ class Exchange:
         yield from outbox
 
     def handle(self, sender: int, message: Gain | Level | Meet, payload: Tensor | None) -> Iterator[Reply]:
-        if not isinstance(message, Meet) and sender < self._party.seat.size:
-            raise OutOfTurn(f"worker {sender} speaks as a server")
         if isinstance(message, Gain):
-            if message.group in self._met:
+            if not self._is_home(message.group):
                 raise OutOfTurn(f"group {message.group} is not at home here")
             values = self._values(message.group)
             values.add_(self._part(self._own.grads(sender), message.group) if payload is None else payload)
@@ -118,6 +114,9 @@ class Exchange:
             values.copy_(payload)  # the very bits
         met.copy_(payload)
         self._go_on(index)
+
+    def _is_home(self, index: int) -> bool:
+        return index % self._party.count == self._party.number
 
     def _values(self, index: int) -> Tensor:
         return self._part(self._own.params, index)

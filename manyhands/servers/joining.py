@@ -16,16 +16,15 @@ from manyhands.cluster.hosts import address_towards
 from manyhands.cluster.world import Station
 from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import UsageError
-from manyhands.replica.parameters import sparse_ids, trained
+from manyhands.replica.parameters import trained
 from manyhands.replica.updates import Updates
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
 from manyhands.servers.exchange import make_exchange
 from manyhands.servers.guests import guest_key, visit
 from manyhands.servers.near import NearLine, NearPort
-from manyhands.servers.ownership import GROUP_BYTES
 from manyhands.servers.party import Party, own_party
-from manyhands.servers.scheme import Scheme, describe
+from manyhands.servers.scheme import Scheme
 from manyhands.servers.server import Port, Server
 from manyhands.servers.shard import Shard
 
@@ -43,9 +42,9 @@ def ordinary(length: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(length, dtype=dtype)
 
 
-def near_servers(party: Party) -> list[int]:
-    """The servers on this worker's host."""
-    seat, ranks = party.seat, party.neighbours.beside(party.seat.rank)
+def near_servers(rank: int, party: Party) -> list[int]:
+    """The servers on a worker's host."""
+    seat, ranks = party.seat, party.neighbours.beside(rank)
     return [server for server in range(seat.servers) if seat.workers + server in ranks]
 
 
@@ -58,13 +57,17 @@ def own_vectors(
     allocate: Callable[[int, torch.dtype], Tensor],
 ) -> Vectors:
     """The vectors of the worker that speaks with the servers: this one, or another of its host for it."""
-    near, seat = near_servers(party), party.seat
-    memory = scheme.memory(arena, party)
+    rank, memory = party.seat.rank, scheme.memory(arena, party)
     length, dtype = scheme.layout.length, scheme.dtype
     return Vectors(
-        params=memory.params if len(near) == seat.servers and not rule.fetches else allocate(length, dtype),
-        grads=memory.grads(speaker) if near else allocate(length, dtype),
+        params=memory.params if computes_in_place(rank, party, rule) else allocate(length, dtype),
+        grads=memory.grads(speaker) if near_servers(rank, party) else allocate(length, dtype),
     )
+
+
+def computes_in_place(rank: int, party: Party, rule: Rule) -> bool:
+    """Whether a worker's parameters are the very memory that servers update: all of them are on its host."""
+    return len(near_servers(rank, party)) == party.seat.servers and not rule.fetches
 
 
 def speakers(party: Party, cached: bool) -> tuple[int, ...]:
@@ -82,7 +85,8 @@ def connect(
     clip_norm: float | None = None,
 ) -> Servers:
     """A worker's end; every server must be starting as well."""
-    near, seat, neighbours = near_servers(party), party.seat, party.neighbours
+    seat, neighbours = party.seat, party.neighbours
+    near = near_servers(seat.rank, party)
     memory = scheme.memory(arena, party) if near else None
     lines: list[Line] = []
     if len(near) < seat.servers:
@@ -105,7 +109,8 @@ def connect(
         grads=vectors.grads,
         common=memory.vector if memory else None,
         versions=memory.versions(len(scheme.groups)) if memory else None,
-        in_place=len(near) == seat.servers and not rule.fetches,
+        near=near,
+        in_place=computes_in_place(seat.rank, party, rule),
         clip_norm=clip_norm,
         digest=scheme.digest,
     )
@@ -115,14 +120,14 @@ def serve(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     *,
     clip_norm: float | None = None,
     cached: bool = False,
-    group_bytes: int = GROUP_BYTES,
 ) -> None:
     """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, rule, clip_norm, cached, group_bytes)
+    server = _server(station, model, optimizer, scheme, rule, clip_norm, cached)
     try:
         server.run()
     finally:
@@ -133,16 +138,15 @@ def _server(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     clip_norm: float | None,
     cached: bool,
-    group_bytes: int,
 ) -> Server:
     party = own_party(station.seat, station.neighbours, rule.parties)
     seat, neighbours = party.seat, party.neighbours
     index = seat.server
     assert index is not None
-    scheme = describe(model, optimizer, seat.servers, group_bytes)
     ranks = neighbours.beside(seat.rank)
     workers = speakers(party, cached)
     near = set(ranks).intersection(workers)
@@ -157,15 +161,8 @@ def _server(
     _, trained_params = trained(model, optimizer)
     if params.device != trained_params[0].device:
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    sparse = sparse_ids(model)
     trained_params.reverse()  # flat order is last parameter first
-    updates = Updates(
-        optimizer,
-        scheme.layout,
-        params,
-        allocate=memory.state,
-        sparse=[place for place, param in enumerate(trained_params) if id(param) in sparse],
-    )
+    updates = Updates(optimizer, scheme.layout, params, allocate=memory.state)
     own = [span for group in scheme.groups if group.server == index for span in group.spans]
     updates.take_over(own, trained_params)
     shard = Shard(
@@ -179,6 +176,7 @@ def _server(
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
+        copies=[rank for rank in workers if not computes_in_place(rank, party, rule)],
         exchange=make_exchange(party, station.arena, scheme, rule.exchange_every),
     )
     near |= {party.guest(number) for number in party.near}

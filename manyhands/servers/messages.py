@@ -31,9 +31,8 @@ class Push(Said, frozen=True):
     seen: int  # the group's version on which the gradient was computed
     samples: Annotated[int, msgspec.Meta(ge=0)] = 1  # this worker's in this step; 0: nothing to add
     missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
-    settings: list[dict[str, list[float]]] | None = (
-        None  # of the optimizer, by group, where they have changed
-    )
+    rows: bytes | None = None  # which rows of a table the vector has (`rows.py`); None: all
+    settings: list[dict[str, list[float]]] | None = None  # the optimizer's, by group, where they have changed
 
 
 class Finish(Said, frozen=True):
@@ -57,6 +56,7 @@ class Pull(Said, frozen=True):
 
     group: int
     vector: str = "params"
+    whole: bool = True  # else, of a table of parameters, only the rows that are news to this worker
 
 
 class Put(Said, frozen=True):
@@ -138,6 +138,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
     group: int
     version: int  # updates that this group has had
+    rows: bytes | None = None  # which rows of a table these are, those that are news to the worker; None: all
     vector: str = "params"
 
 

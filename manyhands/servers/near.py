@@ -7,9 +7,11 @@ same user only, and a message only after the secret that is written in the commo
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -35,10 +37,10 @@ def _same_user(link: socket.socket) -> bool:
     return user in (0, os.geteuid())
 
 
-def _send(link: socket.socket, content: bytes) -> None:
+def _parts(content: bytes) -> Iterator[bytes]:
     for start in range(0, len(content), _PART_BYTES):
         last = start + _PART_BYTES >= len(content)
-        link.send((_LAST if last else _MORE) + content[start : start + _PART_BYTES])
+        yield (_LAST if last else _MORE) + content[start : start + _PART_BYTES]
 
 
 class _Inbox:
@@ -127,7 +129,8 @@ class NearPort:
 
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionError):  # noticed when we next listen to it
-            _send(self._workers[worker].link, content)
+            for part in _parts(content):
+                self._workers[worker].link.send(part)
 
     def forget(self, worker: int) -> None:
         """A worker that has said goodbye."""
@@ -149,20 +152,37 @@ class NearLine:
         self._link = _connected(_address(memory, server), server)
         self.secret = memory.secret(server)
         self._inbox = _Inbox(self._link)
+        self._answers: deque[bytes] = deque()  # heard while there was no room to speak
 
     def send(self, content: bytes, vector: Tensor | None = None) -> None:
+        """Where there is no room, what the server says is heard meanwhile: it may itself be waiting for room."""
+        for part in _parts(content):
+            while not self._sent(part):
+                while (said := self._heard(wait=False)) is not None:
+                    self._answers.append(said)
+                poll = select.poll()
+                poll.register(self._link, select.POLLIN | select.POLLOUT)
+                poll.poll()
+
+    def _sent(self, part: bytes) -> bool:
         try:
-            _send(self._link, content)
-        except (BrokenPipeError, ConnectionError):
+            self._link.send(part, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
             raise self._lost() from None
+        return True
 
     def take(self, *, wait: bool) -> tuple[bytes, None] | None:
         """The next answer; without `wait`, None if there is none yet."""
+        content = self._answers.popleft() if self._answers else self._heard(wait=wait)
+        return None if content is None else (content, None)
+
+    def _heard(self, *, wait: bool) -> bytes | None:
         try:
-            content = self._inbox.take(wait=wait)
+            return self._inbox.take(wait=wait)
         except EOFError:
             raise self._lost() from None
-        return None if content is None else (content, None)
 
     def fds(self) -> Iterator[int]:
         yield self._link.fileno()

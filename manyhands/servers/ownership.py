@@ -5,12 +5,20 @@ backward pass makes few messages and the first leave early. Each group goes to t
 elements so far, so all servers have work from the beginning of the backward pass to its end.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
-from manyhands.replica.layout import Layout, Span
+from manyhands.replica.layout import Layout, Place, Span
 
 GROUP_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A block of the rows of a parameter of which a step has gradients of some rows only: just those travel."""
+
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +28,9 @@ class Group:
     index: int
     server: int
     spans: tuple[Span, ...]
+    table: Table | None = None
+    every: int = 1
+    """Steps from one push to the next."""
 
     @property
     def start(self) -> int:
@@ -45,19 +56,40 @@ def share_out(
     most = min(group_bytes // itemsize, -(-layout.length // servers))
     owned = [0] * servers
     groups: list[Group] = []
-    for spans in _runs(layout.spans, most):
+    for spans in _runs(layout, most):
         server = owned.index(min(owned))
-        group = Group(index=len(groups), server=server, spans=tuple(spans))
+        group = Group(
+            index=len(groups),
+            server=server,
+            spans=tuple(spans),
+            table=_table(layout, spans[0]),
+            every=_first(layout, spans[0]).every,
+        )
         owned[server] += group.length
         groups.append(group)
     return tuple(groups)
 
 
-def _runs(spans: Sequence[Span], most: int) -> list[list[Span]]:
-    """Runs of at most so many elements; a longer span makes one of its own."""
+def _first(layout: Layout, span: Span) -> Place:
+    """A parameter that is like all others of its span."""
+    return layout.places[span.places[0]]
+
+
+def _table(layout: Layout, span: Span) -> Table | None:
+    place = _first(layout, span)
+    if not place.rows:
+        return None
+    columns = prod(place.shape[1:])
+    return Table(rows=(min(span.stop, place.stop) - span.start) // columns, columns=columns)
+
+
+def _runs(layout: Layout, most: int) -> list[list[Span]]:
+    """Runs of at most so many elements, pushed equally often; a longer span is one of its own, and so is a table's."""
     runs: list[list[Span]] = []
-    for span in spans:
-        if runs and span.stop - runs[-1][0].start <= most:
+    for span in layout.spans:
+        before, place = _first(layout, runs[-1][0] if runs else span), _first(layout, span)
+        alike = before.every == place.every and not (before.rows or place.rows)
+        if runs and alike and span.stop - runs[-1][0].start <= most:
             runs[-1].append(span)
         else:
             runs.append([span])

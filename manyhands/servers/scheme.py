@@ -1,7 +1,7 @@
 """What workers and servers must mean alike: where parameters lie, who owns what, which states there are."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,11 +45,19 @@ class Scheme:
         )
 
 
-def describe(model: nn.Module, optimizer: Optimizer, servers: int, group_bytes: int = GROUP_BYTES) -> Scheme:
+def describe(
+    model: nn.Module,
+    optimizer: Optimizer,
+    servers: int,
+    group_bytes: int = GROUP_BYTES,
+    every: Callable[[str], int] = lambda name: 1,
+) -> Scheme:
     """Pure: without a message, from shapes and settings alone."""
     _, params = trained(model, optimizer)
     _, dtype = one_type(params)
-    layout = lay_out_model(model, optimizer, span_bytes=min(SPAN_BYTES, group_bytes), lanes=servers)
+    layout = lay_out_model(
+        model, optimizer, span_bytes=min(SPAN_BYTES, group_bytes), lanes=servers, every=every
+    )
     groups = share_out(layout, servers, dtype.itemsize, group_bytes)
     states = tuple(vector_states(optimizer))
     facts = (layout, [group.server for group in groups], str(dtype), states, type(optimizer).__name__)

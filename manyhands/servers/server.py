@@ -14,7 +14,9 @@ from manyhands.servers.messages import (
     Answer,
     Bye,
     Done,
+    Gain,
     Hello,
+    Level,
     NotAMessage,
     Refusal,
     Request,
@@ -65,7 +67,9 @@ class Server:
         self._near = near
         self._digest = digest
         self._expected = set(workers)
-        self._guests = set(guests)
+        self._guests = frozenset(guests)
+        self._gone: set[int] = set()  # guests that have said goodbye
+        self._waiting: list[tuple[int, int]] = []  # workers to be let in once all guests are here, and their greetings
         self._has_left = False
         self._record_at = 0.0
         self._port_of: dict[int, Port] = dict.fromkeys(lines.numbers, lines)
@@ -73,15 +77,14 @@ class Server:
 
     def run(self) -> None:
         """Serve until all workers have said goodbye."""
-        guests = frozenset(self._guests)
-        while self._expected or not guests <= self._port_of.keys():
+        while self._expected:
             self._take_turn()
-        for guest in guests:
+        for guest in self._guests:
             self._send(guest, Bye(number=_LAST_NUMBER), None)
         self._has_left = True
-        for guest in guests - self._guests:
+        for guest in self._gone:
             self._port_of[guest].forget(guest)
-        while self._guests:
+        while self._gone < self._guests:
             self._take_turn()
         self._record(now=True)
 
@@ -135,7 +138,9 @@ class Server:
             if worker in self._expected or self._has_left:
                 port.forget(worker)  # a guest still waits for our goodbye otherwise
             self._expected.discard(worker)
-            self._guests.discard(worker)
+            self._gone.update(self._guests & {worker})
+        elif (worker in self._guests) != isinstance(message, (Gain, Level)):
+            raise NotAMessage("servers tell each other what they have added, and workers everything else")
         else:
             vector = self._checked(worker, message, payload)
             for to, answer, attached in self._shard.handle(worker, message, vector):
@@ -150,7 +155,11 @@ class Server:
             reason = f"worker {worker} has another model or optimizer than the servers; build the same on all"
             port.send(worker, encode(Refusal(reason=reason)), None)
         elif worker not in self._guests:
-            port.send(worker, encode(Done(number=hello.number)), None)
+            self._waiting.append((worker, hello.number))
+        if self._guests <= self._port_of.keys():
+            for number, said in self._waiting:
+                self._send(number, Done(number=said), None)
+            self._waiting.clear()
 
     def _checked(self, worker: int, message: Request, payload: Tensor | None) -> Tensor | None:
         """The vector that belongs to a message; its size is known beforehand."""
@@ -161,7 +170,7 @@ class Server:
             return None
         if size != (0 if payload is None else payload.numel()):
             raise NotAMessage(f"{0 if payload is None else payload.numel()} bytes instead of {size}")
-        return payload.view(self._shard.dtype) if payload is not None and size else None
+        return None if payload is None else payload.view(self._shard.dtype)
 
     def _send(self, worker: int, answer: Answer | Request, vector: Tensor | None) -> None:
         self._port_of[worker].send(worker, encode(answer), None if worker in self._near else vector)

@@ -4,7 +4,7 @@ No sockets here: messages go in, answers come out, each with the vector that bel
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ from manyhands.servers.messages import (
     Values,
 )
 from manyhands.servers.ownership import Group
+from manyhands.servers.rows import News, as_table, gradient_of, pack, touched, unpack
 from manyhands.servers.vectors import GRADIENT, Vectors
 
 _REMEMBERED = 4096  # updates of a group whose authors are known
@@ -54,11 +55,10 @@ _REMEMBERED = 4096  # updates of a group whose authors are known
 
 @dataclass(frozen=True)
 class _Gradient:
-    """A push that waits to be applied; the group begins at `at` in `vector`."""
+    """A push that waits to be applied: a group's vector, or rows of a table; None if there is nothing to add."""
 
     push: Push
     vector: Tensor | None
-    at: int
 
 
 class _Update:
@@ -74,11 +74,13 @@ class _Update:
         # A parameter that got no gradient from anyone is not updated.
         missing = [frozenset(gradient.push.missing) for gradient in full]
         self.skipped: frozenset[int] = frozenset.intersection(*missing) if missing else frozenset()
-        self.given = [g.vector[group.start - g.at : group.stop - g.at] for g in full if g.vector is not None]
+        self.given = [gradient.vector for gradient in full if gradient.vector is not None]
         samples = [gradient.push.samples for gradient in full]
         self.weights = [own / sum(samples) if weighs else 1.0 for own in samples]
 
     def parts(self, span: Span) -> list[Tensor]:
+        if self.group.table:
+            return self.given  # a block of a table is one span
         inside = slice(span.start - self.group.start, span.stop - self.group.start)
         return [vector[inside] for vector in self.given]
 
@@ -99,6 +101,7 @@ class Shard:
         versions: Tensor,
         near_grads: Callable[[int], Tensor],
         awaits_scale: bool = False,
+        copies: Collection[int] = (),
         exchange: Exchange | None = None,
     ) -> None:
         self._server = server
@@ -113,6 +116,7 @@ class Shard:
         self._versions = versions.numpy()
         self._near_grads = near_grads
         self._gradients: dict[tuple[int, int], _Gradient] = {}  # by worker and group
+        self._news = News(copies)  # for workers that do not compute on the very memory that is updated here
         self._awaits_scale = awaits_scale  # gathered gradients are limited by the norm over all servers
         self._exchange = exchange  # where there are several server groups
         self._held: defaultdict[int, list[_Update]] = defaultdict(list)  # by team
@@ -138,33 +142,48 @@ class Shard:
                 return None
             if isinstance(message, Pull) or not getattr(message, "samples", 1):
                 return 0
-            return group.length * self.dtype.itemsize
+            length = group.length
+            if isinstance(message, Push) and message.rows is not None:
+                numbers = unpack(message.rows, group.table)
+                length = len(numbers) * group.table.columns if group.table else 0
+            return length * self.dtype.itemsize
         return 0
 
     def handle(self, worker: int, message: Request, payload: Tensor | None) -> Iterator[Reply]:
         """Deal with a message; `payload` is its vector, None where that lies in common memory."""
+        if worker and (
+            isinstance(message, (Put, GiveState)) or (isinstance(message, Push) and message.settings)
+        ):
+            raise OutOfTurn(f"worker {worker} says what is worker 0's to say")
         if isinstance(message, Push):
             yield from self._push(worker, message, payload)
         elif isinstance(message, Finish):
             yield from self._apply_all(self._clocks.finish(worker, message.step))
+            yield from self._tell_norm(worker)
         elif isinstance(message, Scale):
             yield from self._scale(self._clocks.team(worker), message.factor)
         elif isinstance(message, Leave):
             yield from self._apply_all(self._clocks.leave(worker))
+            yield from self._tell_norm(worker)
             yield from self._answer_all(worker)
             yield worker, Done(number=message.number), None
         elif isinstance(message, Pull):
-            yield self._values(worker, self._groups[message.group], message.vector)
+            yield self._values(worker, self._groups[message.group], message.vector, whole=message.whole)
         elif isinstance(message, Put):
             if payload is not None:
                 self._vectors[message.vector][self._groups[message.group].slice] = payload
+            self._news.note(message.group, None)
             if self._exchange and message.vector == "params":
                 self._exchange.begin(message.group)
             yield worker, Done(number=message.number), None
         elif isinstance(message, (Offer, Take, Add, Combine, Measure)):
             yield from self._evaluate(worker, message, payload)
-        elif isinstance(message, (Gain, Level, Meet)) and self._exchange:
+        elif isinstance(message, (Gain, Level, Meet)):
+            if self._exchange is None:
+                raise OutOfTurn("there are no other server groups")
             yield from self._exchange.handle(worker, message, payload)
+            if not isinstance(message, Meet):
+                self._news.note(message.group, None)
         elif isinstance(message, AskState):
             yield worker, State(states=states.pack(self._updates.export())), None
         elif isinstance(message, GiveState):
@@ -191,26 +210,37 @@ class Shard:
                 self._portions = iter(range(message.portions))
                 self._algebra.combine(GRADIENT, [])
             else:
-                near = (
-                    self._near_grads(worker)[self._groups[message.group].slice]
-                    if payload is None
-                    else payload
-                )
-                self._algebra.add(message.group, near)
+                self._algebra.add(message.group, self._sent(worker, self._groups[message.group], payload))
             yield worker, Done(number=message.number), None
 
     def _push(self, worker: int, push: Push, payload: Tensor | None) -> Iterator[Reply]:
         version = int(self._versions[push.group])
         if not 0 <= push.seen <= version:
             raise OutOfTurn(f"worker {worker} saw version {push.seen} of {version} of group {push.group}")
-        group = self._groups[push.group]
         due = self._clocks.push(worker, push.step, push.group)
         if push.settings:
             set_named_numbers(self._optimizer, push.settings)
-        near = payload is None and push.samples > 0
-        vector, at = (self._near_grads(worker), 0) if near else (payload, group.start)
-        self._gradients[worker, push.group] = _Gradient(push, vector if push.samples else None, at)
+        vector = self._pushed(worker, push, payload) if push.samples else None
+        self._gradients[worker, push.group] = _Gradient(push, vector)
         yield from self._apply_all(due)
+
+    def _sent(self, worker: int, group: Group, payload: Tensor | None) -> Tensor:
+        """What came with a message, or lies in common memory."""
+        return self._near_grads(worker)[group.slice] if payload is None else payload
+
+    def _pushed(self, worker: int, push: Push, payload: Tensor | None) -> Tensor:
+        """The gradient of a push; of a table, its rows."""
+        group = self._groups[push.group]
+        vector, table = self._sent(worker, group, payload), group.table
+        if table is None:
+            return vector
+        if push.rows is None:
+            numbers = touched(vector, table)
+        else:
+            numbers = unpack(push.rows, table)
+            if payload is not None:
+                return gradient_of(numbers, payload.view(-1, table.columns), table)
+        return gradient_of(numbers, as_table(vector, table)[numbers], table)
 
     def _apply_all(self, due: Sequence[Due]) -> Iterator[Reply]:
         for one in due:
@@ -218,25 +248,25 @@ class Shard:
             weighs = self._clocks.rule.weighs
             update = _Update(self._groups[one.group], one.workers, gradients, weighs=weighs)
             if self._awaits_scale:
-                yield from self._hold(update)
+                self._held[self._clocks.team(one.workers[0])].append(update)
             else:
                 self._apply(update)
         yield from self._answer()
 
-    def _hold(self, update: "_Update") -> Iterator[Reply]:
-        """Until the norm over all servers is known, which the first of those who pushed puts together."""
-        first = update.workers[0]
-        held = self._held[self._clocks.team(first)]
-        held.append(update)
-        if len(held) == len(self._groups):
-            square = sum(self._square(one) for one in held)
-            yield first, Norm(server=self._server, square=square), None
+    def _tell_norm(self, worker: int) -> Iterator[Reply]:
+        """When a team's step has ended, its held gradients are complete: the first of those who pushed them puts the
+        norm over all servers together."""
+        team = self._clocks.team(worker)
+        held = self._held.get(team)
+        if held and self._clocks.is_between_steps(team):
+            square = sum(self._square(update) for update in held)
+            yield held[0].workers[0], Norm(server=self._server, square=square), None
 
     def _scale(self, team: int, factor: float) -> Iterator[Reply]:
         """The norm over all servers is known: now the gathered gradients of this team can be applied."""
         for update in self._held.pop(team, ()):
             for vector in update.given:
-                vector.mul_(factor)
+                (vector.values() if vector.is_sparse else vector).mul_(factor)
             self._apply(update)
         yield from self._answer()
 
@@ -248,7 +278,8 @@ class Shard:
             for index in set(span.places) - update.skipped:
                 place = self._places[index]
                 start, stop = max(place.start, span.start), min(place.stop, span.stop)
-                square += float(torch.linalg.vector_norm(total[start - span.start : stop - span.start])) ** 2
+                part = total.values() if total.is_sparse else total[start - span.start : stop - span.start]
+                square += float(torch.linalg.vector_norm(part)) ** 2
         return square
 
     def _answer(self) -> Iterator[Reply]:
@@ -275,7 +306,11 @@ class Shard:
         if update.given:
             with telemetry.timed("update"):
                 for span in update.group.spans:
-                    self._updates.apply(span, self._added(update, span), update.skipped)
+                    total = self._added(update, span)
+                    self._updates.apply(span, total, update.skipped)
+                    if total.is_sparse:
+                        only = self._updates.keeps_to_rows(self._places[span.places[0]].group)
+                        self._news.note(update.group.index, total.indices()[0] if only else None)
             self._note(update)
             if self._exchange:
                 self._exchange.note(update.group.index)
@@ -288,6 +323,11 @@ class Shard:
         unit, *weights = update.weights
         if not others:
             return first  # alone, so its weight is 1
+        if first.is_sparse:
+            total = first if unit == 1.0 else first * unit
+            for part, weight in zip(others, weights, strict=True):
+                total = torch.add(total, part, alpha=weight)
+            return total.coalesce()
         total = torch.add(first, others[0], alpha=weights[0] / unit, out=self._sum[: len(first)])
         for part, weight in zip(others[1:], weights[1:], strict=True):
             total.add_(part, alpha=weight / unit)
@@ -311,12 +351,18 @@ class Shard:
         """The answer to a push that was applied."""
         if self._clocks.fetches:
             return worker, Applied(group=group), None
-        return self._values(worker, self._groups[group], "params")
+        return self._values(worker, self._groups[group], "params", whole=False)
 
-    def _values(self, worker: int, group: Group, vector: str) -> Reply:
+    def _values(self, worker: int, group: Group, name: str, *, whole: bool) -> Reply:
+        """A group of a vector; if not `whole`, of a table of parameters only the rows that are news to the worker."""
         version = int(self._versions[group.index])
-        values = Values(group=group.index, version=version, vector=vector)
-        return worker, values, self._vectors[vector][group.slice]
+        vector = self._vectors[name][group.slice]
+        if group.table and name == "params":
+            numbers = self._news.tell(worker, group.index, group.table)
+            if numbers is not None and not whole:
+                values = Values(group=group.index, version=version, rows=pack(numbers))
+                return worker, values, as_table(vector, group.table)[numbers].view(-1)
+        return worker, Values(group=group.index, version=version, vector=name), vector
 
     def news(self) -> dict[str, Any]:
         """What was counted since the last time, for the records; empty if nothing was."""

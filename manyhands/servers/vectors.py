@@ -1,5 +1,6 @@
 """Vectors that a server keeps for an optimizer which runs elsewhere: its part of each, and what it does with them."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -23,6 +24,9 @@ class Vectors:
 
     def combine(self, name: str, terms: Sequence[tuple[str, float]]) -> None:
         """A vector, known or not yet, becomes Σ factor · vector."""
+        largest = torch.finfo(self._parts[PARAMS][0].dtype).max if self._parts[PARAMS] else math.inf
+        if any(math.isfinite(factor) and abs(factor) > largest for _, factor in terms):
+            raise OutOfTurn("a factor that the vector's type cannot hold")
         made = (
             self._start(name, *terms[0])
             if terms
@@ -44,7 +48,8 @@ class Vectors:
 
     def forget(self, names: Iterable[str]) -> None:
         for name in names:
-            self._parts.pop(name, None)
+            if name != PARAMS:
+                self._parts.pop(name, None)
 
     def measure(self, kind: str, one: str, other: str) -> float:
         pairs = list(zip(self._found(one), self._found(other), strict=True))

@@ -7,7 +7,7 @@ where they arrived, without a copy of ours.
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,11 +83,20 @@ class WirePort:
     def take(self) -> Iterator[Said]:
         """What has come; every socket is emptied, since its descriptor tells of news only once."""
         self._open_door()
+        yield from self._messages()
+        if self._was_closed():
+            gone = [worker for worker in self._identities if not self._reaches(worker)]
+            yield from self._messages()  # whoever has gone may have said goodbye before
+            for worker in gone:
+                if worker in self._identities:
+                    raise self._lost(worker)
+
+    def _messages(self) -> Iterator[Said]:
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                break
+                return
             try:
                 worker = int(frames[-1].get("User-Id"))
             except (zmq.ZMQError, ValueError):
@@ -98,7 +107,6 @@ class WirePort:
             telemetry.count("bytes_received", sum(len(frame) for frame in frames[1:]))
             self._identities[worker] = frames[0].bytes
             yield worker, frames[1].bytes, _tensor_of(frames[2]) if len(frames) == 3 else None
-        self._look_after_the_workers()
 
     def _open_door(self) -> None:
         """ZeroMQ's authentication protocol: a known key is let in under its worker's number."""
@@ -116,26 +124,31 @@ class WirePort:
             else:
                 self._door.send_multipart([version, number, b"200", b"OK", str(worker).encode(), b""])
 
-    def _look_after_the_workers(self) -> None:
-        """After a connection was closed, see whose it was: the socket itself says only that there was one."""
+    def _was_closed(self) -> bool:
+        """Whether a connection was closed since the last time; the socket does not say whose."""
         closed = False
         with contextlib.suppress(zmq.Again):
             while True:
                 recv_monitor_message(self._monitor, zmq.NOBLOCK)
                 closed = True
-        for worker in list(self._identities) if closed else []:
-            self._send(worker, [b""])
+        return closed
 
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
-        self._send(worker, _frames(content, vector))
+        if not self._reaches(worker, _frames(content, vector)):
+            raise self._lost(worker)
 
-    def _send(self, worker: int, parts: list[Any]) -> None:
+    def _reaches(self, worker: int, parts: Sequence[Any] = (b"",)) -> bool:
+        """Send to a worker, by default nothing but the question whether it is still there."""
         try:
             self._socket.send_multipart([self._identities[worker], *parts], copy=False)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            raise PeerLost(f"the connection with worker {worker} is gone") from None
+            return False
+        return True
+
+    def _lost(self, worker: int) -> PeerLost:
+        return PeerLost(f"the connection with worker {worker} is gone")
 
     def forget(self, worker: int) -> None:
         """A worker that has said goodbye may close its connection."""

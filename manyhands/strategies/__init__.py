@@ -1,7 +1,10 @@
 """How replicas agree. Adding a strategy is one file and one line in this table."""
 
+from collections.abc import Sequence
+
 from manyhands import spec
 from manyhands.errors import UnknownName, UsageError
+from manyhands.strategies import layers
 from manyhands.strategies.ad_psgd import ADPSGD
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
@@ -21,7 +24,17 @@ from manyhands.strategies.strategy import Asked, Strategy
 from manyhands.strategies.tournament import Tournament
 from manyhands.strategies.worker_groups import WorkerGroups
 
-__all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "admit", "describe", "parse"]
+__all__ = [
+    "DEFAULT",
+    "PRESETS",
+    "STRATEGIES",
+    "Asked",
+    "Strategy",
+    "admit",
+    "admit_model",
+    "describe",
+    "parse",
+]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
@@ -80,3 +93,9 @@ def admit(strategy: Strategy, asked: Asked) -> None:
             f"{strategy.only_optimizer}, or another strategy"
         )
     strategy.check(asked)
+
+
+def admit_model(strategy: Strategy, parameters: Sequence[str]) -> None:
+    """Refuse a model, by the names of its parameters, that lacks a layer which the settings name."""
+    for layer in strategy.layers:
+        layers.check(layer, parameters)

@@ -54,7 +54,7 @@ class Downpour(Strategy):
         assert servers is not None
         if replica.steps % self.fetch == 0:
             servers.settle()
-            servers.pull()
+            servers.pull(whole=self.fetch > 1)  # between fetches this worker changes its copy
         if self.push == 1:
             loss = replica.backward(servers.held(share), on_ready=servers.push)
             servers.finish()

@@ -105,6 +105,15 @@ class Strategy:
         """The one optimizer that it can train with, by its name in small letters; None: any that `check` lets pass."""
         return None
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that its settings name; the model must have them."""
+        return ()
+
+    def every_of(self, parameter: str) -> int:
+        """Steps from one push of this parameter's gradients to the next, where servers own it."""
+        return 1
+
     def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""
 

@@ -119,9 +119,9 @@ def test_traffic_falls_as_the_periods_grow(fetch: int, push: int, monkeypatch: p
         counts["pushes"] += self.worker == 0
         send(self, group, arrived)
 
-    def pulling(self: client.Servers) -> None:
+    def pulling(self: client.Servers, *, whole: bool = True) -> None:
         counts["pulls"] += self.worker == 0
-        pull(self)
+        pull(self, whole=whole)
 
     monkeypatch.setattr(client.Servers, "_send", sending)
     monkeypatch.setattr(client.Servers, "pull", pulling)

@@ -71,6 +71,13 @@ print("done", session.world.rank)
 """
 
 
+def test_an_optimizer_that_servers_cannot_run_is_refused_before_any_process_starts(tmp_path: Path) -> None:
+    asked = ["--strategy", "parameter-server:async", "--servers", "1", "--optimizer", "lbfgs"]
+    done = manyhands("train", *asked, cwd=tmp_path)
+    assert "servers cannot run L-BFGS" in done.refusal()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_script_runs_with_servers_and_they_print_nothing(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     asked = ["--strategy", "stale:bound=1", "--servers", "2", "--workers", "2"]
@@ -101,6 +108,10 @@ def test_a_mistake_in_a_worker_is_blamed_on_the_worker(tmp_path: Path) -> None:
         (
             ["--strategy", "parameter-server:async,bound=2", "--servers", "1"],
             "bound=2 is for consistency stale",
+        ),
+        (
+            ["--strategy", "parameter-server:every=clasifier=4", "--servers", "1"],
+            "unknown layer 'clasifier'; known: ",
         ),
     ],
 )

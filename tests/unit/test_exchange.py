@@ -132,9 +132,8 @@ def test_every_update_comes_to_everyone_once(
     expected = torch.zeros(len(GROUPS) * LENGTH, dtype=torch.float64)
     for number, (what, one, other) in enumerate(script):
         if what == "update":
-            crowd.update(
-                one, other, 2.0**number
-            )  # each its own digit: what is missing or there twice can be seen
+            # Each its own digit: what is missing or there twice can be seen.
+            crowd.update(one, other, 2.0**number)
             expected[GROUPS[other].slice] += 2.0**number
         else:
             crowd.deliver(one, other)
@@ -174,13 +173,12 @@ def test_home_is_told_after_every_so_many_updates_and_homes_are_shared_out() -> 
 def test_what_cannot_follow_is_out_of_turn() -> None:
     crowd = Crowd(1, ONE_HOST)
     guest = crowd.parties[0].guest(1)
-    for sender, message in (
-        (WORKER, Gain(number=1, group=0)),
-        (guest, Gain(number=1, group=1)),  # at home elsewhere
-        (guest, Level(number=1, group=1)),  # nobody has asked
+    for message in (
+        Gain(number=1, group=1),  # at home elsewhere
+        Level(number=1, group=1),  # nobody has asked
     ):
         with pytest.raises(OutOfTurn):
-            list(crowd.servers[0].handle(sender, message, torch.zeros(LENGTH, dtype=torch.float64)))
+            list(crowd.servers[0].handle(guest, message, torch.zeros(LENGTH, dtype=torch.float64)))
     assert not crowd.params[0].any()
     crowd.close()
 

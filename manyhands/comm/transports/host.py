@@ -10,7 +10,7 @@ import platform
 import select
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -64,6 +64,15 @@ class Host:
             raise PeerLost(
                 f"worker {self._pids[pidfd]} is gone while worker {self.ranks[self.index]} waited for it"
             )
+
+    def forget(self, dead: Collection[int]) -> None:
+        """Go on without some workers, by local index: nobody is told any more that they are gone."""
+        ranks = {self.ranks[index] for index in dead}
+        with self._poll_lock:
+            for pidfd in [pidfd for pidfd, rank in self._pids.items() if rank in ranks]:
+                self._poll.unregister(pidfd)
+                del self._pids[pidfd]
+                os.close(pidfd)
 
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
@@ -121,6 +130,10 @@ class Progress:
     def has(self, peer: int, value: int) -> bool:
         """Whether one of the others has come as far, without waiting."""
         return self._counters.read(peer) >= value
+
+    def values(self) -> list[int]:
+        """How far everyone has come, this worker included."""
+        return [self._counters.read(index) for index in range(len(self._peers) + 1)]
 
     def wait_for(self, peer: int, value: int) -> None:
         """Until one of the others has come as far."""
