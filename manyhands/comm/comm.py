@@ -162,6 +162,19 @@ class Comm:
             float(number) for number in self.swap(peer, torch.tensor(values, dtype=torch.float64)).tolist()
         ]
 
+    def start_swap(self, peer: int, vector: Tensor) -> None:
+        """Begin a swap with a replica of another host that may go on while the caller computes; at most one at a time,
+        begun by the two whenever each likes. Until `finish_swap` nobody may touch the vector."""
+        raise UsageError("pairs of workers meet between hosts: use --device cpu")
+
+    def swap_is_done(self) -> bool:
+        """Whether `finish_swap` would not have to wait."""
+        return True
+
+    def finish_swap(self) -> Tensor | None:
+        """The other's vector of the swap that was started, if any."""
+        return None
+
     def start_sum(self, vector: Tensor) -> None:
         """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may
         touch the vector."""
