@@ -69,9 +69,7 @@ class Server:
         self._expected = set(workers)
         self._guests = frozenset(guests)
         self._gone: set[int] = set()  # guests that have said goodbye
-        self._waiting: list[
-            tuple[int, int]
-        ] = []  # workers to be let in once all guests are here, and their greetings
+        self._waiting: list[tuple[int, int]] = []  # workers not let in before all guests, and their greetings
         self._has_left = False
         self._record_at = 0.0
         self._port_of: dict[int, Port] = dict.fromkeys(lines.numbers, lines)
