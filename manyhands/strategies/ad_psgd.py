@@ -8,9 +8,9 @@ The replicas of a host lie side by side in its memory, and a lock for each keeps
 takes the locks of a pair in the order of their numbers; the paper's two classes of workers serve the same purpose.
 
 Into the memory of another host nobody reaches. There a pair sends copies c_i, c_j on their way, each when it comes to
-it, and goes on; when the other's has come,  x_i ← x_i + (c_j − c_i) / 2:  what was learned meanwhile stays, and the mean
-of all replicas is kept. Who meets whom is drawn by all alike. A worker begins a meeting when its last one is over, and a
-pause completes those that some have begun.
+it, and goes on; when the other's has come,  x_i ← x_i + (c_j − c_i) / 2:  what was learned meanwhile stays, and the
+mean of all replicas is kept. Who meets whom is drawn by all alike. A worker begins a meeting when its last one is over,
+and a pause completes those that some have begun.
 """
 
 import random
