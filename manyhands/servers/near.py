@@ -184,6 +184,9 @@ class NearLine:
         except EOFError:
             raise self._lost() from None
 
+    def fds(self) -> Iterator[int]:
+        yield self._link.fileno()
+
     def _lost(self) -> PeerLost:
         return PeerLost(f"server {self.server} is gone")
 
