@@ -348,7 +348,7 @@ class Session:
 
     def _suspects(self) -> Suspects:
         """What a loss that goes wrong may be due to."""
-        staleness = 0.0
+        staleness = float(self.strategy.updates_late(self.world.size, len(self.world.hosts)))
         with contextlib.suppress(PeerLost):
             if self.servers:
                 staleness = served.staleness(self.servers.reports())["mean"]
