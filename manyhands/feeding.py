@@ -49,8 +49,11 @@ class Feed:
 
     def begin(
         self, data: Any, *, epoch: int, seed: int, batch: int, shuffle: bool, workers: int, full: int
-    ) -> None:
-        """A loop over this data; `full` is the number of workers whose batches make a round."""
+    ) -> bool:
+        """A loop over this data; `full` is the number of workers whose batches make a round.
+
+        Says whether it begins here, and does not go on with what was left of another.
+        """
         if batch < 1:
             raise UsageError(f"batch_size={batch}: a step needs at least 1 sample per worker")
         is_same = self._last_data is data
@@ -58,16 +61,16 @@ class Feed:
         self.data = self._last_data = data
         if self._is_joining:
             self._is_joining = False
-            return
-        is_left = ledger and is_same and ledger.epoch == epoch and ledger.length == len(data)
+            return False
+        goes_on = bool(ledger and is_same and ledger.epoch == epoch and ledger.length == len(data))
         is_alike = batch == self._batch and batch * full == self._round_samples
         self._batch, self._shuffle = batch, shuffle
         self._round_samples = batch * full
-        if is_left and is_alike:
+        if goes_on and is_alike:
             # A loop that was left early goes on after what is in steps; nobody need know how far the others are.
             self.drawn = self.used
-            return
-        if ledger and is_left:
+            return False
+        if ledger and goes_on:
             ledger.commit(self._everyone or [self.used] * workers)
         else:
             self.ledger = Ledger(len(data), seed=seed, epoch=epoch, shuffle=shuffle)
@@ -76,6 +79,7 @@ class Feed:
             self.audit.begin(self.ledger.times)
         self._resumed, self._is_over = [], False
         self.deal(workers)
+        return not goes_on
 
     def deal(self, workers: int, held: Sequence[Ranges] = ()) -> None:
         """Hand out what is left to the workers that are here now."""
