@@ -196,6 +196,8 @@ class Feed:
         if record is None:
             self.ledger = None
             return
+        if self.ledger is None or self.ledger.epoch != record.epoch:
+            self.audit = Audit()
         self.ledger = Ledger(record.length, seed=seed, epoch=record.epoch, shuffle=record.shuffle)
         self.ledger.committed = record.committed
         self.audit.begin(self.ledger.times)

@@ -60,7 +60,7 @@ class Cadence:
 
     def mark(self, *, steps: int, epochs: int) -> None:
         """What is there now is saved, or came from a checkpoint."""
-        self._saved = {"steps": steps, "epochs": epochs}
+        self.saved_steps, self.saved_epochs = steps, epochs
         self._saved_s = time.monotonic()
 
     def is_due(self, *, steps: int, epochs: int) -> bool:
@@ -70,8 +70,8 @@ class Cadence:
         every, measure = self.interval.every, self.interval.measure
         if measure == "seconds":
             return time.monotonic() - self._saved_s >= every
-        reached = {"steps": steps, "epochs": epochs}[measure]
-        return reached // every > self._saved[measure] // every
+        reached, saved = (steps, self.saved_steps) if measure == "steps" else (epochs, self.saved_epochs)
+        return reached // every > saved // every
 
     def is_due_at_the_end_of(self, epoch: int) -> bool:
         """Whether all workers, without asking each other, save after so many epochs."""
@@ -80,4 +80,4 @@ class Cadence:
 
     def is_behind(self, steps: int) -> bool:
         """Whether, where one saves at all, there were steps since."""
-        return self.interval is not None and steps != self._saved["steps"]
+        return self.interval is not None and steps != self.saved_steps

@@ -80,8 +80,8 @@ def session(
 
     `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
     the session. `clip_norm` limits the global norm of the gradient. With `save_every` the session saves by itself, as
-    `10 min`, `500 steps` or `epoch`, into the run's directory or where checkpoints were last saved or read; the `keep`
-    newest remain. `strategy` is for scripts that insist on one; normally the launcher chooses.
+    `10 min`, `500 steps` or `epoch`, into the run's directory or where checkpoints were last saved or looked for; the
+    `keep` newest remain. `strategy` is for scripts that insist on one; normally the launcher chooses.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
     leaving.listen()
@@ -159,10 +159,10 @@ class Session:
         self._total_bytes: list[float] = []
         self.plan: dict[str, Any] | None = None  # saved with every checkpoint, where there is one
         self.saver = Saver(world, self.warn)
-        self._cadence = Cadence(intervals.parse(save_every))
+        self.cadence = Cadence(intervals.parse(save_every))
         self._keep = keep
-        self._place: Path | None = None  # where checkpoints were last saved or read
-        self._extra: dict[str, Any] = {}  # what the script last had in one
+        self.place: Path | None = None  # where checkpoints were last saved or looked for
+        self.extra: dict[str, Any] = {}  # what the script last had in one
         self._doing = NOTHING  # of what workers ask each other for
         self._unsaved = ""  # why the last save before the end is not on the disk
         if self.out:
@@ -436,7 +436,7 @@ class Session:
         """What this worker asks all others to do with it, after so many steps."""
         if leaving.is_asked() and purpose not in (RESUME, FINISH):
             return LEAVE
-        is_due = purpose == STEP and self._cadence.is_due(steps=steps, epochs=self.epoch)
+        is_due = purpose == STEP and self.cadence.is_due(steps=steps, epochs=self.epoch)
         return max(self._doing, SAVE_NOW if is_due else NOTHING)
 
     def _answer(self, asked: int) -> None:
@@ -447,16 +447,16 @@ class Session:
         try:
             if asked == LEAVE:
                 self._save_and_leave()
-            self._save(self._place or self._checkpoints(None), self._extra, self._keep)
+            self._save(self.place or self._checkpoints(None), self.extra, self._keep)
         finally:
             self._doing = before
 
     def _save_and_leave(self) -> NoReturn:
         """The machine is about to be taken away."""
-        place = self._place or (self.out / "checkpoints" if self.out else None)
+        place = self.place or (self.out / "checkpoints" if self.out else None)
         has_place = self.world.exchange([float(place is not None)])[0][0]
         if has_place:
-            self._save(place or Path(), self._extra, self._keep)
+            self._save(place or Path(), self.extra, self._keep)
             if problem := self._saved():
                 raise CheckpointError(problem)
         if self.world.rank == 0:
@@ -615,7 +615,7 @@ class Session:
         self.calls += 1
         self.epoch += 1
         self.position = 0
-        if self._cadence.is_due_at_the_end_of(self.epoch):
+        if self.cadence.is_due_at_the_end_of(self.epoch):
             self._answer(SAVE_NOW)
 
     def _everyones_notes(self) -> list[Ranges]:
@@ -718,13 +718,13 @@ class Session:
     def _write(self, target: Path, extra: dict[str, Any], keep: int) -> None:
         """All have paused."""
         resuming.save(self, target, extra, keep)
-        self._place, self._extra = target, extra
-        self._cadence.mark(steps=self.steps, epochs=self.epoch)
+        self.place, self.extra = target, extra
+        self.cadence.mark(steps=self.steps, epochs=self.epoch)
 
     def _saved(self) -> str:
         """When all saves are over: why the last one is not on the disk, if it is not."""
         while (problem := self.saver.outcome()) is None:
-            self._write(self._place or Path(), self._extra, self._keep)
+            self._write(self.place or Path(), self.extra, self._keep)
         return problem
 
     def resume(self, directory: Path | str | None = None) -> dict[str, Any] | None:
@@ -734,9 +734,10 @@ class Session:
         def attempt() -> dict[str, Any] | None:
             self._pause(RESUME)
             self.resumed = resuming.resume(self, target)
+            self.place = target  # where the next run will look
             if self.resumed is not None:
-                self._place, self._extra = target, self.resumed
-                self._cadence.mark(steps=self.steps, epochs=self.epoch)
+                self.extra = self.resumed
+                self.cadence.mark(steps=self.steps, epochs=self.epoch)
             return self.resumed
 
         return self._call(lambda: attempt, lambda: self.resumed)
@@ -819,8 +820,8 @@ class Session:
 
     def _end_together(self) -> None:
         self._pause(FINISH)
-        if any(row[0] for row in self.world.exchange([float(self._cadence.is_behind(self.steps))])):
-            self._write(self._place or self._checkpoints(None), self._extra, self._keep)
+        if any(row[0] for row in self.world.exchange([float(self.cadence.is_behind(self.steps))])):
+            self._write(self.place or self._checkpoints(None), self.extra, self._keep)
         self._unsaved = self._saved()
         self.feed.end(self._everyones_notes())
         everyone = self.world.exchange(_own_bytes())

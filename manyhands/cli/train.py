@@ -276,6 +276,8 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
     crew = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
     say(f"speed     {rate:,.0f} samples/s with {crew}")
     say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
+    if summary["committed"]:
+        say(f"ledger    {_ledger(summary['committed'])}")
     if (stale := summary.get("staleness")) and stale["histogram"]:
         say(f"staleness mean {stale['mean']:.2f}, at most {stale['max']} updates by others; {_shares(stale)}")
     if out is not None:

@@ -143,7 +143,7 @@ def test_one_workers_clock_is_enough_for_all_to_save(strategy: str, others: int,
             if world.rank == 1 and session.steps == 3:
                 time.sleep(1.0)
             session.step(batch)
-        saved_at = session._cadence._saved["steps"]
+        saved_at = session.cadence.saved_steps
         session.close()
         return saved_at
 

@@ -32,6 +32,16 @@ def wait_for(path: Path) -> str:
     return f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)\n" + background._START
 
 
+def syncing_after(path: Path) -> str:
+    """A process that stands still with files half written until there is such a file."""
+    slow = (
+        f"import os, time\ndef wait(disk, _):\n  while not os.path.exists({str(path)!r}): time.sleep(0.01)\n"
+    )
+    patch = "from manyhands.checkpoint.disk import Disk; Disk.sync = wait; "
+    start = background._START.replace("from manyhands", f"{patch}from manyhands")
+    return slow + start
+
+
 def train(session: Session, steps: int) -> None:
     batches = session.batches(Numbered(500), batch_size=4)
     for _, batch in zip(range(steps), batches, strict=False):
@@ -221,6 +231,47 @@ def test_memory_of_the_copy_is_given_back(tmp_path: Path, monkeypatch: pytest.Mo
         return before, has_copy(world)
 
     assert in_threads(2, work)[0] == (True, False)
+
+
+def test_several_sessions_save_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_START", wait_for(tmp_path / "go"))
+
+    def work(world: World) -> list[dict[str, Tensor]]:
+        sessions = [make_session(world), make_session(world)]
+        then = []
+        for steps, session in enumerate(sessions, 1):
+            train(session, steps)
+            session.save(tmp_path / f"checkpoints-{steps}")
+            then.append(model_of(session))
+        world.host.barrier()
+        (tmp_path / "go").touch()
+        for session in sessions:
+            session.close()
+        return then
+
+    one, two = in_threads(2, work)[0]
+    assert not same(one, two)
+    assert same(saved_model(tmp_path / "checkpoints-1"), one)
+    assert same(saved_model(tmp_path / "checkpoints-2"), two)
+
+
+def test_what_is_sent_to_every_process_of_a_job_does_not_end_the_one_that_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_START", syncing_after(tmp_path / "go"))
+
+    def work(world: World) -> str | None:
+        session = make_session(world)
+        session.save(tmp_path / "checkpoints")
+        writing, _ = session.saver._writing or pytest.fail("nothing is being written")
+        while not list((tmp_path / "checkpoints").glob(".step-*")):
+            assert not writing.is_over()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(writing._process.pid, number)
+        (tmp_path / "go").touch()
+        return session.saver.outcome()
+
+    assert in_threads(1, work) == [""]
 
 
 def test_every_random_state_goes_on(tmp_path: Path) -> None:

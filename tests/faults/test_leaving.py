@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts.test_saving import syncing_after
 from tests.end_to_end.commands import BIN, Done, clean_environment, manyhands, parameters, run, same_bits
 from tests.faults.test_run import descendants, is_gone, wait_until
 
@@ -124,7 +125,7 @@ def test_a_run_that_was_told_to_end_and_goes_on_equals_one_that_was_not(tmp_path
     assert json.loads(again.out)["steps"] == 46
 
 
-@pytest.mark.parametrize("how", ["launcher", "everyone", "one worker"])
+@pytest.mark.parametrize("how", ["everyone", "one worker"])
 @pytest.mark.parametrize(
     "strategy",
     [["all-reduce"], ["hogwild"], ["parameter-server:async", "--servers", "1"]],
@@ -149,14 +150,11 @@ def test_a_script_leaves_whoever_is_told_and_goes_on_with_the_samples_that_are_l
     ]
     with started(tmp_path, str(BIN / "manyhands"), *command) as first:
         first.wait_for_output("used", 6)
-        if how == "launcher":
-            first.process.send_signal(signal.SIGTERM)
-        else:
-            # As systemd and Slurm do: to every process of the job, and the launcher passes it on besides.
-            names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in descendants(first.process.pid)}
-            chosen = [pid for pid, name in names.items() if name.startswith(("worker", "server"))]
-            for pid in [first.process.pid, *chosen] if how == "everyone" else chosen[:1]:
-                os.kill(pid, signal.SIGTERM)
+        # As systemd and Slurm do: to every process of the job, and the launcher passes it on besides.
+        names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in descendants(first.process.pid)}
+        chosen = [pid for pid, name in names.items() if name.startswith(("worker", "server"))]
+        for pid in [first.process.pid, *chosen] if how == "everyone" else chosen[:1]:
+            os.kill(pid, signal.SIGTERM)
         done = first.end()
     assert done.code == 75, done.err
     assert done.out.count("tidied up") == 2
@@ -190,18 +188,45 @@ def test_a_second_signal_ends_at_once(second: signal.Signals, tmp_path: Path) ->
         assert wait_until(lambda: all(is_gone(pid) for pid in everyone))
 
 
-def test_a_script_alone_saves_where_it_last_saved_and_a_second_signal_ends_it(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.replace("300", "80"))
+SAVING = """
+import sys, time
+import torch
+import manyhands as mh
+from manyhands.checkpoint import background
+
+background._START = sys.argv[1]
+model = torch.nn.Linear(8, 8)
+session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: model(batch).mean())
+session.save("checkpoints")
+while True:
+    session.step(torch.ones(4, 8))
+"""
+
+
+def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SAVING)
+    command = ["launch", "--workers", "2", "--out", "run", "script.py", syncing_after(tmp_path / "never")]
+    with started(tmp_path, str(BIN / "manyhands"), *command) as run_:
+        checkpoints = tmp_path / "checkpoints"
+        assert wait_until(lambda: checkpoints.exists() and any(checkpoints.iterdir()))
+        everyone = descendants(run_.process.pid)
+        run_.process.send_signal(signal.SIGINT)
+        done = run_.end()
+        assert done.code == 130, done.err
+        assert wait_until(lambda: all(is_gone(pid) for pid in everyone))
+    assert list(checkpoints.iterdir()) == []
+
+
+def test_a_script_alone_saves_where_it_looked_and_a_second_signal_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.replace("300", "80").replace("session.resume", "print"))
     command = [sys.executable, "script.py", "checkpoints"]
     with started(tmp_path, *command) as first:
         first.wait_for_output("used", 2)
         first.process.send_signal(signal.SIGTERM)
         done = first.end()
-    assert done.code == 143, "nothing was ever saved or read: there is no place to save in"
+    assert done.code == 143, "nothing was ever saved or looked for: there is no place to save in"
     assert done.err == "asked to leave: there is no directory to save in\n"
-    (tmp_path / "script.py").write_text(
-        SCRIPT.replace("300", "80").replace("try:", "session.save(sys.argv[1])\ntry:")
-    )
+    (tmp_path / "script.py").write_text(SCRIPT.replace("300", "80"))
     with started(tmp_path, *command) as second:
         second.wait_for_output("used", 2)
         second.process.send_signal(signal.SIGTERM)
