@@ -90,10 +90,10 @@ def run(
             for rank in range(workers + servers)
         ]
 
-        def start(place: int, **more: str) -> int:
+        def start(place: int, rank: int | None = None, **more: str) -> int:
             before = prefix(place) if prefix else []
             command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
-            return crew.start(command_line, environs[place] | more)
+            return crew.start(command_line, environs[place] | more, rank)
 
         survival = None
         if elastic and coordination:
@@ -116,6 +116,8 @@ def run(
                 coordination,
                 elastic,
                 start=lambda place: start(place, **{local.IS_NEW: "1"}),
+                start_server=lambda place: start(place, place),
+                servers=range(workers, workers + servers),
                 on_event=on_event,
             )
         if load and len(environs) > 1 and prefix is None:
@@ -177,7 +179,7 @@ def _watch(
         finished = finished or any(worker.code == 0 for worker in exits)
         new = [worker for worker in exits if worker.code not in (0, local.EXIT_LEFT)]
         if survival:
-            borne = [one for one in exits if survival.is_worker(one.rank) and survival.note_end(one)]
+            borne = [one for one in exits if survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
             survived += [worker for worker in borne if worker.code not in (0, local.EXIT_LEFT)]
             if exits and not survival.goes_on() and not deaths and not new:

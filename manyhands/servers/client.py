@@ -15,6 +15,7 @@ from manyhands.replica.layout import Span
 from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
+from manyhands.servers.diary import Notes, round_key
 from manyhands.servers.kept_back import KeptBack
 from manyhands.servers.messages import (
     Add,
@@ -93,6 +94,7 @@ class Servers:
         digest: int,
         generation: int = 0,
         workers: int = 0,
+        notes: Notes | None = None,
     ) -> None:
         self.worker = worker
         self.groups = tuple(groups)
@@ -122,6 +124,8 @@ class Servers:
         self._minimizer: Minimizer | None = None
         self._closed = False
         self.rounds = 0  # steps that were gathered from all workers and applied
+        self._generation = generation
+        self._notes = notes  # for a server that has to take over from one that died
         for line in lines:
             hello = Hello(
                 number=self._number(),
@@ -256,6 +260,9 @@ class Servers:
             rows=rows,
             settings=self._news(group.server),
         )
+        if self._notes:
+            key = round_key(self._generation, self.rounds + 1)
+            self._notes.push(self.worker, group, round_key=key, samples=samples, missing=missing)
         self._unanswered.add(group.index)
         self._lines[group.server].send(encode(push), vector)
         self._pushed.add(group.server)

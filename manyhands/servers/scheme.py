@@ -40,6 +40,7 @@ class Scheme:
             groups=len(self.groups),
             workers=workers,
             states=self.states,
+            places=len(self.layout.places),
         )
 
 

@@ -143,7 +143,7 @@ class Server:
         self._expected, self._near = set(workers), set(workers)
         self._last = dict.fromkeys(workers, 0)
         self._port_of.clear()
-        self._shard.regroup(workers)
+        self._shard.regroup(workers, hello.generation)
 
     def _welcome(self, port: Port, worker: int, hello: Hello) -> None:
         if hello.worker != worker:
