@@ -135,7 +135,7 @@ def _next(session: "Session", member: Member) -> Turn:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
     members = session.world.seat.members
     lost = tuple(members[rank] for rank in session.world.host.gone()) if members else ()
-    in_step = session.transaction is not None and session.replica.is_shared
+    in_step = session.transaction is not None and session.replica.steps_together
     turn = member.next(
         has_state=session.is_set_up and session.has_state,
         commits=session.commits,

@@ -136,7 +136,7 @@ def _inherit_kept(replica: Replica, old: Replica | None, world: World, source: i
         if old is None and blob:
             replica.kept.update(tensors_from_bytes(blob))
     steps = [int(row[0]) for row in world.exchange([float(old.steps if old else 0)])]
-    if replica.is_shared and replica.steps_together:
+    if replica.steps_together:
         replica.steps = max(steps)  # not all need have got out of the last one before somebody died
     else:
         replica.steps = old.steps if old is not None else steps[source]

@@ -582,7 +582,7 @@ class Replica:
 
     @property
     def steps_together(self) -> bool:
-        """Whether all of those make every step of it together."""
+        """Whether they share it and make every step together."""
         return self._host is not None
 
     @property
