@@ -177,6 +177,7 @@ class Replica:
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
             numbers=self._table if self._journaled else None,
+            in_one_pass=self._journaled,
         )
         self._journal: Journal | None = None
         if self._host and self.updates.numbers is not None:
