@@ -1,8 +1,8 @@
 """What is written down in the memory of a host so that a new process can go on as a server that has died.
 
-Parameters, the optimizer's vectors and the workers' gradients lie in that memory anyway. Workers note there what they push
-(`Notes`); a server what it is about to apply, how far it has come with it, and the numbers of its optimizer (`Diary`).
-A new server puts back the span that the dead one was changing, finishes what that one had begun, and serves.
+Parameters, the optimizer's vectors and the workers' gradients lie in that memory anyway. Workers note there what they
+push (`Notes`); a server what it is about to apply, how far it has come with it, and the numbers of its optimizer
+(`Diary`). A new server puts back the span that the dead one was changing, finishes what that one had begun, and serves.
 """
 
 from collections.abc import Iterator, Sequence

@@ -169,7 +169,8 @@ def _server(
     if params.device != trained_params[0].device:
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
     trained_params.reverse()  # flat order is last parameter first
-    # Others can go on where this one dies if all that it knows is in common memory; limiting the norm changes gradients there.
+    # Another can go on if this one dies, where all that it knows is in common memory; limiting the norm changes
+    # gradients there, and so cannot be finished by another.
     is_kept = survives and not far and clip_norm is None and not rule.fetches and rule.teams == 1
     is_kept = is_kept and not cached and is_element_wise(optimizer)
     if memory.had_a_server(index) and not is_kept:

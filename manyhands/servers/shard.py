@@ -133,7 +133,9 @@ class Shard:
         self._staleness_told: Counter[int] = Counter()
         self._leads_told: Counter[int] = Counter()
         self._count = 0
-        self._before: Clocks | None = None  # of a generation that is over, until it is known what of it counts
+        self._before: Clocks | None = (
+            None  # of a generation that is over, until it is known what of it counts
+        )
         self._begun_held: list[_Update] = []  # of that, complete, and waiting for the norm over all servers
         self._factor = 1.0  # of the last gradients that were limited
 
@@ -167,7 +169,8 @@ class Shard:
 
     def _update_of(self, group: Group, pushes: Sequence[tuple[int, Push]]) -> _Update:
         gradients = [
-            _Gradient(push, self._pushed(worker, push, None) if push.samples else None) for worker, push in pushes
+            _Gradient(push, self._pushed(worker, push, None) if push.samples else None)
+            for worker, push in pushes
         ]
         return _Update(group, tuple(worker for worker, _ in pushes), gradients, weighs=False)
 

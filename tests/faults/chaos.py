@@ -37,7 +37,7 @@ POINT = 0.01
 
 
 def one(seed: int, folder: Path) -> tuple[Ran, str]:
-    """One run with up to three kills of workers, of which some are replaced, and where there are servers perhaps one of a
+    """One run with up to three kills of workers, of which some are replaced; where there are servers perhaps one of a
     server, which always is."""
     draw = random.Random(seed)
     strategy, servers, lr = STRATEGIES[seed % len(STRATEGIES)]
@@ -105,14 +105,15 @@ def main(kills: int, seed: int) -> None:
                 print(f"seed {seed} ({STRATEGIES[seed % len(STRATEGIES)][0]}) has failed", flush=True)
                 raise
         deaths = ran.of("death")
-        fired += len(deaths) + len(ran.of("server"))
+        all_deaths = len(deaths) + len(ran.of("server"))
+        fired += all_deaths
         told = [event.fields for event in deaths if "noticed_s" in event.fields]
         noticed += [float(str(fields["noticed_s"])) for fields in told]
         stood += [float(str(fields["stood_s"])) for fields in told]
         accuracy = ran.ends[min(ran.ends)]["accuracy"]
         lost.append(baselines[strategy] - accuracy)
         print(
-            f"seed {seed}: {strategy}, {len(deaths) + len(ran.of('server'))} deaths, {len(ran.ends)} finished, accuracy {accuracy:.4f}, "
+            f"seed {seed}: {strategy}, {all_deaths} deaths, {len(ran.ends)} finished, accuracy {accuracy:.4f}, "
             f"{time.monotonic() - began_s:.1f} s; {fired} of {kills}",
             flush=True,
         )
