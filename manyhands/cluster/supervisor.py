@@ -90,7 +90,7 @@ def run(
             for rank in range(workers + servers)
         ]
 
-        def start(place: int, rank: int | None = None, **more: str) -> int:
+        def start(place: int, more: dict[str, str], rank: int | None = None) -> int:
             before = prefix(place) if prefix else []
             command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
             return crew.start(command_line, environs[place] | more, rank)
@@ -115,8 +115,8 @@ def run(
                 crew,
                 coordination,
                 elastic,
-                start=lambda place: start(place, **{local.IS_NEW: "1"}),
-                start_server=lambda place: start(place, place),
+                start=lambda place: start(place, {local.IS_NEW: "1"}),
+                start_server=lambda place: start(place, {}, rank=place),
                 servers=range(workers, workers + servers),
                 on_event=on_event,
             )
@@ -124,7 +124,7 @@ def run(
             crew.hatch(command, environs, load=load)
         else:
             for rank in range(len(environs)):
-                start(rank)
+                start(rank, {})
         return _watch(crew, workers, servers, signals, on_tick, survival)
 
 
