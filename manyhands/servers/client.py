@@ -1,5 +1,6 @@
 """A worker's side of the servers: push gradients, pull parameters, wait."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.errors import UsageError
+from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.layout import Span
 from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
@@ -489,7 +490,8 @@ class Servers:
             return
         self._closed = True
         for line in self._lines:
-            line.send(encode(Bye(number=self._number())))
+            with contextlib.suppress(PeerLost):  # nothing is wanted of it any more
+                line.send(encode(Bye(number=self._number())))
             line.close()
 
     # Talking
