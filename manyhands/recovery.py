@@ -220,7 +220,7 @@ def enter(session: "Session", turn: Turn | None) -> None:
             session.transaction.complete()
         session.transaction = None
     if any(have):
-        if servers is None:
+        if replica.lent is None:
             inherit(replica, old, comm, world, have)
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
         source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
@@ -230,7 +230,7 @@ def enter(session: "Session", turn: Turn | None) -> None:
         if old is None or session.calls < most:
             _take_over(session, msgspec.json.decode(told, type=Record))
         session.feed.deal(world.size, everyone)
-    elif servers is None:
+    elif replica.lent is None:  # else servers have seen to it
         spread(replica, comm, world)
     # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.
     with contextlib.suppress(*((PeerLost,) if member else ())):

@@ -72,14 +72,14 @@ def test_deaths_at_any_instant_leave_the_numbers_of_one_process(strategy: str, t
     draw = random.Random(5)
     faults = [Fault(who, draw.uniform(0.0, 0.6)) for who in (0, 1, 3)]
     servers = 2 if "server" in strategy else 0
-    ran = harness.run(tmp_path, faults, workers=4, strategy=strategy, servers=servers, pause_s=0.005)
+    ran = harness.run(tmp_path, faults, workers=4, strategy=strategy, servers=servers, pause_s=0.02)
     check(ran, faults, {2})
     check_numbers(ran, "momentum")
 
 
 def test_the_dead_are_replaced_and_the_new_ones_take_over(tmp_path: Path) -> None:
     faults = [Fault(0, 3), Fault(2, 3)]
-    ran = harness.run(tmp_path, faults, replace=2, optimizer="Adam", pause_s=0.15)
+    ran = harness.run(tmp_path, faults, replace=2, optimizer="Adam", until=3)
     check(ran, faults, {1, 3, 4})
     assert len(ran.of("death")) == 2
     assert {event.fields["rank"] for event in ran.of("join")} == {3, 4}

@@ -84,7 +84,8 @@ def main() -> None:
 
     def watched(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         value = loss(model, batch)
-        time.sleep(settings.get("pause_s", 0.0))
+        is_waiting = session.world.size < settings.get("until", 0)  # for workers that are loading PyTorch
+        time.sleep(1.0 if is_waiting else settings.get("pause_s", 0.0))
         for when, kind in list(todo):
             if model.training and session.steps + 1 == when:
                 todo.remove((when, kind))
