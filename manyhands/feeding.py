@@ -43,8 +43,11 @@ class Feed:
 
     def begin(
         self, data: Any, *, epoch: int, seed: int, batch: int, shuffle: bool, workers: int, full: int
-    ) -> None:
-        """A loop over this data; `full` is the number of workers whose batches make a round."""
+    ) -> bool:
+        """A loop over this data; `full` is the number of workers whose batches make a round.
+
+        Says whether it begins here, and does not go on with what was left of another.
+        """
         if batch < 1:
             raise UsageError(f"batch_size={batch}: a step needs at least 1 sample per worker")
         is_same = self._last_data is data
@@ -52,10 +55,11 @@ class Feed:
         self.data = self._last_data = data
         if self._is_joining:
             self._is_joining = False
-            return
+            return False
         self._batch, self._shuffle = batch, shuffle
         self._round_samples = batch * full
-        if ledger and is_same and ledger.epoch == epoch and ledger.length == len(data):
+        goes_on = bool(ledger and is_same and ledger.epoch == epoch and ledger.length == len(data))
+        if ledger and goes_on:
             # A loop that was left early: what was drawn in steps is used, and the rest is dealt again.
             ledger.commit(self._everyone or [self.drawn] * workers)
         else:
@@ -63,6 +67,7 @@ class Feed:
             self.ledger.committed = self._resumed
         self._resumed = []
         self.deal(workers)
+        return not goes_on
 
     def deal(self, workers: int, held: Sequence[Ranges] = ()) -> None:
         """Hand out what is left to the workers that are here now."""

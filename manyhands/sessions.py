@@ -348,7 +348,7 @@ class Session:
 
     def _suspects(self) -> Suspects:
         """What a loss that goes wrong may be due to."""
-        staleness = 0.0
+        staleness = float(self.strategy.updates_late(self.world.size, len(self.world.hosts)))
         with contextlib.suppress(PeerLost):
             if self.servers:
                 staleness = served.staleness(self.servers.reports())["mean"]
@@ -451,7 +451,7 @@ class Session:
         if self.calls < self.caught_up_at:
             self.calls += 1
             return
-        self.feed.begin(
+        begins = self.feed.begin(
             data,
             epoch=self.epoch,
             seed=self.seed,
@@ -460,7 +460,8 @@ class Session:
             workers=self.world.size,
             full=self.full,
         )
-        self.samples_before = self.samples - self.position
+        if begins:
+            self.samples_before = self.samples - self.position
         self._clock.start()
         try:
             while not (yield from self._epoch()):

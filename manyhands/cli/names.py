@@ -34,11 +34,16 @@ def _strategies() -> list[tuple[str, str]]:
 
     rows = []
     for name, kind in STRATEGIES.items():
-        settings = ",".join(f"{field.name}={field.default}" for field in dataclasses.fields(kind))
+        settings = ",".join(f"{field.name}={_shown(field.default)}" for field in dataclasses.fields(kind))
         rows.append((f"{name}:{settings}" if settings else name, _first_line(kind)))
     rows += [(f"  topology={name}", _first_line(make)) for name, make in TOPOLOGIES.items()]
     rows += [(name, f"{preset.line} ({preset.paper}): {preset.strategy}") for name, preset in PRESETS.items()]
     return rows
+
+
+def _shown(default: Any) -> str:
+    """As one would type it; where nothing is typed, nothing that cannot be."""
+    return "…" if default in (None, ()) else str(default)
 
 
 def _models() -> list[tuple[str, str]]:

@@ -55,7 +55,9 @@ class World:
             self._connect()
             self._between = BetweenHosts(self.hosts, self.rank)
         self._transport: Transport | None = None
-        self.comm: Comm = SharedComm(self.host, self.rank, self.size, self._between, self.transport)
+        self.comm: Comm = SharedComm(
+            self.host, self.rank, self.size, self._between, self.transport, self._far
+        )
 
     @property
     def lanes(self) -> int:
@@ -83,6 +85,10 @@ class World:
         far = C10dTransport(None, tag=number) if len(self.hosts) > 1 else None
         near = MailboxTransport(self.host)
         return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
+
+    def _far(self) -> Transport:
+        """Messages to workers of other hosts alone, for which nobody needs the others: each makes it when it likes."""
+        return C10dTransport(None, tag=CHANNELS)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""

@@ -78,6 +78,9 @@ class ServedDirectly(Served, Protocol):
     def add(self) -> None:
         """Add this worker's gradient to that of the evaluation; returns when it is there."""
 
+    def meet(self) -> None:
+        """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
+
 
 class Sums:
     """A sum of gradients over all replicas that is under way; iterating yields owned spans as they are complete."""
@@ -158,6 +161,19 @@ class Comm:
         return [
             float(number) for number in self.swap(peer, torch.tensor(values, dtype=torch.float64)).tolist()
         ]
+
+    def start_swap(self, peer: int, vector: Tensor) -> None:
+        """Begin a swap with a replica of another host that may go on while the caller computes; at most one at a time,
+        begun by the two whenever each likes. Until `finish_swap` nobody may touch the vector."""
+        raise UsageError("pairs of workers meet between hosts: use --device cpu")
+
+    def swap_is_done(self) -> bool:
+        """Whether `finish_swap` would not have to wait."""
+        return True
+
+    def finish_swap(self) -> Tensor | None:
+        """The other's vector of the swap that was started, if any."""
+        return None
 
     def start_sum(self, vector: Tensor) -> None:
         """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may

@@ -53,16 +53,20 @@ class SharedComm(Comm):
         size: int,
         between: Lanes | None = None,
         transport: Callable[[], Transport] | None = None,
+        far: Callable[[], Transport] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self._host = host
         self._between = between
         self._transport = transport  # for pairs; made when they first meet, by all workers together
+        self._far = far  # for pairs on different hosts, of which each comes when it likes
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
         self._in_place: list[_Rows] = []
         self._background = Background()
+        self._pair = Background()
+        self._swapped: Tensor | None = None
         self._near: dict[int | None, SharedComm] = {}
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
@@ -97,7 +101,29 @@ class SharedComm(Comm):
         return self._background.is_done()
 
     def swap(self, peer: int, vector: Tensor) -> Tensor:
-        return swap(self._transport(), peer, vector) if self._transport else super().swap(peer, vector)
+        if not self._transport:
+            return super().swap(peer, vector)
+        with telemetry.timed("exchange"):
+            return swap(self._transport(), peer, vector)
+
+    def start_swap(self, peer: int, vector: Tensor) -> None:
+        if not self._far:
+            return super().start_swap(peer, vector)
+        transport = self._far()
+
+        def meet() -> None:
+            self._swapped = swap(transport, peer, vector)
+
+        self._pair.start(meet)
+
+    def swap_is_done(self) -> bool:
+        return self._pair.is_done()
+
+    def finish_swap(self) -> Tensor | None:
+        with telemetry.timed("exchange"):
+            self._pair.finish()
+        found, self._swapped = self._swapped, None
+        return found
 
     def near(self, groups: int | None = None) -> "SharedComm":
         if groups not in self._near:

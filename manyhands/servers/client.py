@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -33,6 +33,7 @@ from manyhands.servers.messages import (
     Hello,
     Leave,
     Measure,
+    Meet,
     Norm,
     Number,
     Offer,
@@ -68,11 +69,13 @@ class Line(Protocol):
 
     def take(self, *, wait: bool) -> tuple[bytes, Tensor | None] | None: ...
 
+    def fds(self) -> Iterator[int]: ...
+
     def close(self) -> None: ...
 
 
 class Servers:
-    """All servers of the run, as one worker sees them.
+    """All servers of the run, or of one server group among several, as one of their workers sees them.
 
     `params` and `grads` are the worker's flat vectors. What servers of this host own lies in common memory, the very
     vectors that they update; where all servers are here, these are `params` itself and a pull moves nothing.
@@ -97,7 +100,8 @@ class Servers:
         workers: int = 0,
         notes: Notes | None = None,
     ) -> None:
-        self.worker = worker
+        self.worker = worker  # its number among those that these servers serve
+        self.parties = rule.parties
         self.groups = tuple(groups)
         self.params = params
         self.grads = grads
@@ -139,6 +143,11 @@ class Servers:
             line.send(encode(hello))
         for line in lines:
             self._answer_of(line, Done)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker speaks for all that these servers serve, where one must."""
+        return self.worker == 0
 
     def bind(self, replica: Replica) -> None:
         """The replica whose gradients are pushed; its optimizer says with which settings."""
@@ -272,7 +281,7 @@ class Servers:
 
     def _news(self, server: int) -> list[dict[str, list[float]]] | None:
         """The optimizer's settings, if this server has not heard them yet: worker 0's hold for all."""
-        if self.worker:
+        if not self.leads:
             return None
         if self._settings == self._told[server]:
             return None
@@ -396,6 +405,11 @@ class Servers:
         return [number.value for number in said if isinstance(number, Number)]
 
     # What is not a step
+
+    def meet(self) -> None:
+        """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
+        if self.leads:
+            self._ask(lambda: Meet(number=self._number()))
 
     def leave(self, take_part: Callable[[Share], object]) -> None:
         """Nobody need wait for this worker until all workers have paused."""

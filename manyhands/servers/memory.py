@@ -16,6 +16,7 @@ from manyhands.comm.transports.arena import PAGE, Arena
 
 _BASE = 1 << 40  # what workers hand out among themselves grows from 0 and does not come near
 _MORE = 2 << 40  # what servers hand out among themselves
+_PARTY = 1 << 44  # from one party's memory to the next
 _ALIGN = 2 << 20  # a huge page
 _SECRET_BYTES = 16
 
@@ -33,13 +34,15 @@ class Memory:
         workers: int,
         states: Sequence[str],
         places: int = 1,
+        party: int = 0,
     ) -> None:
         self._arena = arena
+        self._party = party
         self._dtype = dtype
         self._length = length
         self._offsets: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._next = _BASE
+        self._start = self._next = _BASE + party * _PARTY
         self._more = _MORE
         self._notes = (workers, groups, places)
         self._place("secrets", os.sysconf("SC_PAGESIZE"))
@@ -105,7 +108,7 @@ class Memory:
     def name(self) -> str:
         """The same for all who share this memory, and for nobody else on this machine."""
         found = os.fstat(self._arena.fd)
-        return f"{found.st_dev:x}-{found.st_ino:x}"
+        return f"{found.st_dev:x}-{found.st_ino:x}-{self._party}"
 
     def _vector(self, name: str, length: int, dtype: torch.dtype) -> Tensor:
         made = self._tensors.get(name)
@@ -117,4 +120,4 @@ class Memory:
     def give_back(self) -> None:
         """Return the memory to the kernel, once nobody needs it."""
         self._tensors.clear()
-        self._arena.give_back(_BASE, self._next)
+        self._arena.give_back(self._start, self._next)

@@ -101,6 +101,22 @@ class Measure(Said, frozen=True):
     other: str
 
 
+class Gain(Said, frozen=True):
+    """From a server to its counterpart in another server group: what it has added to a group that is at home there."""
+
+    group: int
+
+
+class Level(Said, frozen=True):
+    """The answer: what home has now."""
+
+    group: int
+
+
+class Meet(Said, frozen=True):
+    """Tell home all that is not yet told; to be answered when home has answered."""
+
+
 class AskState(Said, frozen=True):
     """What the optimizer knows besides vectors, of the groups that this server owns."""
 
@@ -214,6 +230,9 @@ Request = (
     | Add
     | Combine
     | Measure
+    | Gain
+    | Level
+    | Meet
     | AskState
     | GiveState
     | AskReport

@@ -217,6 +217,9 @@ class NearLine:
         if not poll.poll(_PATIENCE_MS):
             self._check()
 
+    def fds(self) -> Iterator[int]:
+        yield self._link.fileno()
+
     def _lost(self) -> PeerLost:
         return PeerLost(f"server {self.server} is gone")
 

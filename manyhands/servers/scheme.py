@@ -15,6 +15,7 @@ from manyhands.replica.replica import SPAN_BYTES
 from manyhands.replica.updates import vector_states
 from manyhands.servers.memory import Memory
 from manyhands.servers.ownership import GROUP_BYTES, Group, share_out
+from manyhands.servers.party import Party
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +32,17 @@ class Scheme:
     def spans(self) -> Sequence[Span]:
         return self.layout.spans
 
-    def memory(self, arena: Arena, workers: int) -> Memory:
-        """What the processes of one host have in common."""
+    def memory(self, arena: Arena, party: Party, number: int | None = None) -> Memory:
+        """What the processes of one host have in common, of this party or of another."""
         return Memory(
             arena,
             length=self.layout.length,
             dtype=self.dtype,
             groups=len(self.groups),
-            workers=workers,
+            workers=party.seat.rows + party.seat.servers + party.count,  # and guests
             states=self.states,
             places=len(self.layout.places),
+            party=party.number if number is None else number,
         )
 
 

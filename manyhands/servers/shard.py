@@ -18,9 +18,9 @@ from manyhands.replica.updates import Updates, set_named_numbers
 from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.diary import Diary, round_key
+from manyhands.servers.exchange import Exchange, Reply
 from manyhands.servers.messages import (
     Add,
-    Answer,
     Applied,
     AskReport,
     AskStanding,
@@ -28,9 +28,12 @@ from manyhands.servers.messages import (
     Combine,
     Done,
     Finish,
+    Gain,
     GiveState,
     Leave,
+    Level,
     Measure,
+    Meet,
     Norm,
     Number,
     Offer,
@@ -50,8 +53,6 @@ from manyhands.servers.messages import (
 from manyhands.servers.ownership import Group
 from manyhands.servers.rows import News, as_table, gradient_of, pack, touched, unpack
 from manyhands.servers.vectors import GRADIENT, Vectors
-
-Reply = tuple[int, Answer, Tensor | None]  # the worker, the answer, and the vector that goes with it
 
 _REMEMBERED = 4096  # updates of a group whose authors are known
 
@@ -105,6 +106,7 @@ class Shard:
         near_grads: Callable[[int], Tensor],
         awaits_scale: bool = False,
         copies: Collection[int] = (),
+        exchange: Exchange | None = None,
         diary: Diary | None = None,
     ) -> None:
         self._server = server
@@ -123,6 +125,7 @@ class Shard:
         self._gradients: dict[tuple[int, int], _Gradient] = {}  # by worker and group
         self._news = News(copies)  # for workers that do not compute on the very memory that is updated here
         self._awaits_scale = awaits_scale  # gathered gradients are limited by the norm over all servers
+        self._exchange = exchange  # where there are several server groups
         self._held: defaultdict[int, list[_Update]] = defaultdict(list)  # by team
         self._unanswered: list[tuple[int, int, int]] = []  # worker, group, the steps it will have made
         self._authors: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
@@ -219,7 +222,7 @@ class Shard:
 
     def expects(self, message: Request) -> int | None:
         """How many bytes must come with a message that travels over the network; None: it is not for us."""
-        if isinstance(message, (Push, Put, Pull, Add)):
+        if isinstance(message, (Push, Put, Pull, Add, Gain, Level)):
             group = self._groups.get(message.group)
             if group is None or getattr(message, "vector", "params") not in self._vectors:
                 return None
@@ -256,9 +259,17 @@ class Shard:
             if payload is not None:
                 self._vectors[message.vector][self._groups[message.group].slice] = payload
             self._news.note(message.group, None)
+            if self._exchange and message.vector == "params":
+                self._exchange.begin(message.group)
             yield worker, Done(number=message.number), None
         elif isinstance(message, (Offer, Take, Add, Combine, Measure)):
             yield from self._evaluate(worker, message, payload)
+        elif isinstance(message, (Gain, Level, Meet)):
+            if self._exchange is None:
+                raise OutOfTurn("there are no other server groups")
+            yield from self._exchange.handle(worker, message, payload)
+            if not isinstance(message, Meet):
+                self._news.note(message.group, None)
         elif isinstance(message, AskState):
             yield worker, State(states=states.pack(self._updates.export())), None
         elif isinstance(message, GiveState):
@@ -393,6 +404,8 @@ class Shard:
             else:
                 still.append((worker, group, step))
         self._unanswered = still
+        if self._exchange:
+            yield from self._exchange.messages()
 
     def _answer_all(self, worker: int) -> Iterator[Reply]:
         """A worker that has left does not go on with what it reads, so it need not be fresh."""
@@ -418,6 +431,8 @@ class Shard:
                         only = self._updates.keeps_to_rows(self._places[span.places[0]].group)
                         self._news.note(update.group.index, total.indices()[0] if only else None)
             self._note(update)
+            if self._exchange:
+                self._exchange.note(update.group.index)
         for worker, gradient in zip(update.workers, update.gradients, strict=True):
             self._unanswered.append((worker, update.group.index, gradient.push.step + 1))
 

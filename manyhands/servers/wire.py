@@ -185,6 +185,9 @@ class WireLine:
             if len(frames[0]):  # else the server only wanted to know whether we are here
                 return frames[0].bytes, _tensor_of(frames[1]) if len(frames) == 2 else None
 
+    def fds(self) -> Iterator[int]:
+        yield int(self._socket.getsockopt(zmq.FD))
+
     def _sleep(self) -> None:
         """Until there is news; a connection that was closed does not come back."""
         ready = self._socket.poll(_PATIENCE_MS)

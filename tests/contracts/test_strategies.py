@@ -24,7 +24,8 @@ Steps = Sequence[Sequence[Sequence[Batch]]]  # per step, per worker, the batches
 
 STEPS = 5
 NAMES = [*STRATEGIES, *PRESETS]
-_texts = [*NAMES, *(f"all-reduce:topology={name}" for name in TOPOLOGIES)]
+SERVER_GROUPS = "worker-groups:server_groups=2"
+_texts = [*NAMES, *(f"all-reduce:topology={name}" for name in TOPOLOGIES), SERVER_GROUPS]
 DIFFERENT = list({strategies.parse(text): text for text in reversed(_texts)}.values())[
     ::-1
 ]  # each thing once

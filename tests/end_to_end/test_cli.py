@@ -103,6 +103,8 @@ def test_list_names_everything(what: str, names: list[str], capsys: pytest.Captu
     for name, line in zip(names, lines, strict=True):
         assert name in line
         assert len(line.split()) > 3, "one line on each"
+    assert "=None" not in done.out, "nobody can type that"
+    assert "=()" not in done.out
 
 
 # It refuses

@@ -112,6 +112,18 @@ def test_async_over_the_network_sends_what_it_says(tmp_path: Path) -> None:
         assert ended.sent_bytes[worker] > STEPS * PARAMETER_BYTES, "every step's gradients have left"
 
 
+def test_server_groups_beside_their_workers_send_each_other_a_fraction_of_what_is_pushed(
+    tmp_path: Path,
+) -> None:
+    strategy = "worker-groups:groups=2,server_groups=2,exchange_every=4"
+    ended = train(tmp_path / "hosts", [0, 0, 1, 1], [0, 1], strategy)
+    assert ended.summary["samples"] == STEPS * 16 * 4
+    assert sum(ended.summary["staleness"]["histogram"].values()) == 4 * STEPS * 2  # workers × steps × groups
+    # They exchange twice on the way and twice at the end, and worker 0's first parameters go to all; pushes are 16.
+    for sent in ended.sent_bytes:
+        assert 4 * PARAMETER_BYTES < sent < 7 * PARAMETER_BYTES
+
+
 WORDS = """
 import torch
 from torch import nn

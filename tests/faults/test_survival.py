@@ -72,7 +72,9 @@ def test_deaths_at_any_instant_leave_the_numbers_of_one_process(strategy: str, t
     draw = random.Random(5)
     faults = [Fault(who, draw.uniform(0.0, 0.6)) for who in (0, 1, 3)]
     servers = 2 if "server" in strategy else 0
-    ran = harness.run(tmp_path, faults, workers=4, strategy=strategy, servers=servers, pause_s=0.02)
+    ran = harness.run(
+        tmp_path, faults, workers=4, strategy=strategy, servers=servers, pause_s=0.02, down_to=1
+    )
     check(ran, faults, {2})
     check_numbers(ran, "momentum")
 

@@ -84,8 +84,10 @@ def main() -> None:
 
     def watched(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         value = loss(model, batch)
-        is_waiting = session.world.size < settings.get("until", 0)  # for workers that are loading PyTorch
-        time.sleep(1.0 if is_waiting else settings.get("pause_s", 0.0))
+        # For workers that are loading PyTorch; and, before it is too late for that, for those that are to die.
+        is_waiting = session.world.size < settings.get("until", 0)
+        is_early = session.epoch > 0 and session.world.size > settings.get("down_to", session.world.size)
+        time.sleep(1.0 if is_waiting else 0.3 if is_early else settings.get("pause_s", 0.0))
         for when, kind in list(todo):
             if model.training and session.steps + 1 == when:
                 todo.remove((when, kind))

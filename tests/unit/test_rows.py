@@ -1,5 +1,6 @@
 """Rows of tables: what is written, what is told to whom, and how a table is divided."""
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -14,7 +15,8 @@ from manyhands.replica.layout import LARGEST_BLOCK, Layout, Shape, lay_out
 from manyhands.replica.tables import Tables
 from manyhands.replica.updates import Updates, keeps_to_rows
 from manyhands.servers.consistency import ASYNC, SYNC, Clocks, Rule, stale
-from manyhands.servers.messages import Finish, NotAMessage, Pull, Push, Put, Values
+from manyhands.servers.exchange import Reply
+from manyhands.servers.messages import Finish, Gain, NotAMessage, Pull, Push, Put, Values
 from manyhands.servers.ownership import Table, share_out
 from manyhands.servers.rows import as_table, gradient_of, pack, pays, touched, unpack
 from manyhands.servers.shard import Shard
@@ -155,7 +157,7 @@ WORKERS = 3
 class Told:
     """A shard with a table, and the copies that workers make of it from the answers alone."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, exchange: Any = None) -> None:
         self.layout = layout_of((ROWS, COLUMNS))
         (self.group,) = [group for group in share_out(self.layout, 1, 4) if group.table]
         assert self.group.table is not None
@@ -173,6 +175,7 @@ class Told:
             versions=torch.zeros(99, dtype=torch.int64),
             near_grads=dict[int, Tensor]().__getitem__,
             copies=range(WORKERS),
+            exchange=exchange,
         )
         self.copies = [torch.zeros(ROWS, COLUMNS) for _ in range(WORKERS)]
         self.answers = [0] * WORKERS
@@ -247,6 +250,28 @@ def test_what_was_put_is_news_to_all() -> None:
         Push(number=1, group=told.group.index, step=0, seen=0, rows=pack(torch.tensor([3]))),
         torch.ones(COLUMNS),
     )
+    assert told.told_rows == 0, "rows alone would not do"
+
+
+def test_what_another_server_group_has_added_is_news_to_all() -> None:
+    class Adding:
+        """An exchange in which all that comes is added here."""
+
+        def handle(self, sender: int, message: Gain, payload: Tensor) -> Iterator[Reply]:
+            told.params[told.group.slice].add_(payload)
+            yield from ()
+
+        def note(self, group: int) -> None: ...
+
+        def messages(self) -> Iterator[Reply]:
+            yield from ()
+
+    told = Told(ASYNC, Adding())
+    for worker in range(WORKERS):
+        told.say(worker, Pull(number=1, group=told.group.index))
+    told.say(WORKERS, Gain(number=1, group=told.group.index), torch.arange(float(told.group.length)))
+    told.say(1, Pull(number=1, group=told.group.index, whole=False))
+    assert torch.equal(told.copies[1], told.now())
     assert told.told_rows == 0, "rows alone would not do"
 
 

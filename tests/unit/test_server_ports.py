@@ -29,9 +29,12 @@ from manyhands.replica.updates import Updates
 from manyhands.servers import joining, messages
 from manyhands.servers.client import Servers
 from manyhands.servers.consistency import ASYNC, SYNC, Clocks, Rule, stale
+from manyhands.servers.exchange import Exchange
+from manyhands.servers.guests import LinePort
 from manyhands.servers.memory import Memory
 from manyhands.servers.messages import Finish, Hello, NotAMessage, Pull, Push, encode
 from manyhands.servers.near import _address
+from manyhands.servers.party import Party, own_party
 from manyhands.servers.scheme import Scheme, describe
 from manyhands.servers.server import Server
 from manyhands.servers.shard import Shard
@@ -135,8 +138,9 @@ def running(
 
     def join(rank: int) -> None:
         places, arena = place(rank)
-        vectors = joining.own_vectors(seats[rank], places, arena, scheme, rule, rank, joining.ordinary)
-        found[rank] = joining.connect(seats[rank], places, arena, scheme, rule, vectors)
+        party = own_party(seats[rank], places, rule.parties)
+        vectors = joining.own_vectors(party, arena, scheme, rule, rank, joining.ordinary)
+        found[rank] = joining.connect(party, arena, scheme, rule, vectors)
         replica: Any = SimpleNamespace(
             arrived=[1] * len(scheme.layout.places),
             used=torch.ones(len(scheme.layout.places)),
@@ -577,10 +581,24 @@ _said = st.one_of(
         one=_names,
         other=_names,
     ),
+    st.builds(messages.Gain, number=st.just(0), group=_small),
+    st.builds(messages.Level, number=st.just(0), group=_small),
+    st.builds(messages.Meet, number=st.just(0)),
     st.builds(messages.AskState, number=st.just(0)),
     st.builds(messages.GiveState, number=st.just(0), states=_states),
     st.builds(messages.AskReport, number=st.just(0)),
 )
+
+
+# Two parties of two workers and a server; the other's server is known by this number.
+PARTY = Party(
+    number=0,
+    count=2,
+    seat=Seat(rank=2, size=3, servers=1, launcher="test"),
+    neighbours=Neighbourhood(hosts=((0, 1, 2),), memory_fd=-1),
+    near=frozenset(),
+)
+GUEST = PARTY.guest(1)
 
 
 class _Mouth:
@@ -603,19 +621,24 @@ class _Mouth:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     told=st.lists(
-        st.tuples(st.integers(0, 1), _said, st.sampled_from(["right", "right", "short", "none"])), max_size=25
+        st.tuples(
+            st.sampled_from([0, 1, GUEST]), _said, st.sampled_from(["right", "right", "short", "none"])
+        ),
+        max_size=25,
     ),
     clips=st.booleans(),
-    rule=st.sampled_from([SYNC, ASYNC, stale(0)]),
+    rule=st.sampled_from([SYNC, ASYNC, stale(0), Rule(gathers=True, parties=2)]),
 )
 def test_no_message_of_the_right_form_ends_a_server(
     told: list[tuple[int, Any, str]], clips: bool, rule: Rule
 ) -> None:
-    """Whatever the order and the numbers in it: what cannot be is dropped."""
+    """Whatever the order and the numbers in it, of workers and of a server of another group: what cannot be is
+    dropped."""
     model, _ = make_words()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     scheme = describe(model, optimizer, 1, GROUP_BYTES)
     params = torch.zeros(scheme.layout.length)
+    own: Any = SimpleNamespace(params=params)
     shard = Shard(
         0,
         scheme.groups,
@@ -628,11 +651,20 @@ def test_no_message_of_the_right_form_ends_a_server(
         near_grads=lambda worker: torch.zeros_like(params),
         awaits_scale=clips and rule.gathers,
         copies=range(WORKERS),
+        exchange=Exchange(PARTY, scheme.groups, 1, own, {}) if rule.parties > 1 else None,
     )
     mouth: Any = _Mouth()
-    server = Server(shard, [mouth], near=set(), workers=range(WORKERS), digest=0)
+    server = Server(
+        shard,
+        [mouth],
+        near=set(),
+        workers=range(WORKERS),
+        guests=[GUEST] if rule.parties > 1 else [],
+        lines=LinePort({}),
+        digest=0,
+    )
     numbers = itertools.count(1)
-    for worker in range(WORKERS):
+    for worker in (*range(WORKERS), GUEST):
         mouth.next = (worker, encode(Hello(number=next(numbers), worker=worker, digest=0)), None)
         assert server._listen()
     for worker, message, payload in told:
