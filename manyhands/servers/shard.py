@@ -132,7 +132,9 @@ class Shard:
         self._staleness_told: Counter[int] = Counter()
         self._leads_told: Counter[int] = Counter()
         self._count = 0
-        self._before: Clocks | None = None  # of a generation that is over, until it is known what of it counts
+        self._before: Clocks | None = (
+            None  # of a generation that is over, until it is known what of it counts
+        )
         self._begun_held: list[_Update] = []  # of that, complete, and waiting for the norm over all servers
         self._factor = 1.0  # of the last gradients that were limited
 
