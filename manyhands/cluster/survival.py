@@ -106,9 +106,9 @@ class Survival:
 
     def _note_server(self, worker: Worker) -> bool:
         """Another takes over what the dead one knew, if that is in the host's memory; else it ends and says so."""
-        if worker.code == 0:
-            return True
-        if worker.code > 0 or self._has_finished or self._replaced >= self._elastic.replace:
+        if worker.code == 0 or self._has_finished:
+            return True  # a worker that has finished was the last to want anything of it
+        if worker.code > 0 or self._replaced >= self._elastic.replace:
             return False
         self._replaced += 1
         rank = self._servers.pop(worker.rank)
