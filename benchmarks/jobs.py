@@ -55,7 +55,7 @@ JOBS = {
 def build(job: Job) -> tuple[nn.Module, SGD]:
     torch.manual_seed(0)
     model = models.build(job.model, job.shape, CLASSES)
-    return model, SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return model, SGD(model.parameters(), lr=0.001, momentum=0.9)
 
 
 def make_batches(job: Job, batch_size: int, rank: int) -> list[tuple[Tensor, Tensor]]:

@@ -196,13 +196,16 @@ class Crew:
     def is_hatching(self) -> bool:
         return bool(self._unhatched)
 
-    def start(self, command: list[str], environ: dict[str, str]) -> int:
-        """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us; its number."""
+    def start(self, command: list[str], environ: dict[str, str], rank: int | None = None) -> int:
+        """Start the next process, in its own process group so that a terminal's Ctrl-C reaches only us; its number.
+
+        It is told that number as its rank, unless it takes another's.
+        """
         with _Ends(self.size) as ends:
             try:
                 process = subprocess.Popen(
                     command,
-                    env=self._environ(self.size, environ),
+                    env=self._environ(self.size if rank is None else rank, environ),
                     stdin=subprocess.DEVNULL,
                     stdout=ends.their_output,
                     stderr=ends.their_error,

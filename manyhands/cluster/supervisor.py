@@ -101,10 +101,10 @@ def run(
             for rank in range(workers + servers)
         ]
 
-        def start(place: int, **more: str) -> int:
+        def start(place: int, more: dict[str, str], rank: int | None = None) -> int:
             before = prefix(place) if prefix else []
             command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
-            return crew.start(command_line, environs[place] | more)
+            return crew.start(command_line, environs[place] | more, rank)
 
         survival = None
         if elastic and coordination:
@@ -126,14 +126,16 @@ def run(
                 crew,
                 coordination,
                 elastic,
-                start=lambda place: start(place, **{local.IS_NEW: "1"}),
+                start=lambda place: start(place, {local.IS_NEW: "1"}),
+                start_server=lambda place: start(place, {}, rank=place),
+                servers=range(workers, workers + servers),
                 on_event=on_event,
             )
         if load and len(environs) > 1 and prefix is None:
             crew.hatch(command, environs, load=load)
         else:
             for rank in range(len(environs)):
-                start(rank)
+                start(rank, {})
         return _watch(crew, workers, servers, signals, on_tick, survival, on_event, ask)
 
 
@@ -200,7 +202,7 @@ def _watch(
         if is_leaving:
             new = [worker for worker in new if _innocence(worker) != 1]  # it had nothing to save
         if survival:
-            borne = [one for one in exits if survival.is_worker(one.rank) and survival.note_end(one)]
+            borne = [one for one in exits if survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
             survived += [worker for worker in borne if worker.code not in _GOOD_ENDS]
             if exits and not survival.goes_on() and not deaths and not new:

@@ -39,8 +39,7 @@ def test_a_launcher_that_is_ended_leaves_nothing(number: signal.Signals, tmp_pat
 @pytest.mark.parametrize(
     ("strategy", "rank", "name"),
     [
-        ("parameter-server", 2, "server 0"),
-        ("parameter-server:async", 2, "server 0"),
+        ("parameter-server:cache=true", 2, "server 0"),
         ("parameter-server:cache=true", 1, "worker 1 of 2"),
     ],
 )
