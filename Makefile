@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test lint bench peers clean
+.PHONY: help train test chaos lint bench peers clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
 	@echo "make test    set up, then run every test"
+	@echo "make chaos   kill workers at random instants, 200 times (about 30 minutes)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
 	@echo "make peers   TensorFlow in an environment of its own, for benchmarks/strategies.py"
@@ -20,6 +21,9 @@ train: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest
 
+chaos: $(READY)
+	$(BIN)/python -m tests.faults.chaos
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -30,6 +34,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/recovery.py
 	for section in servers traffic stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
 
 # What we are compared with and do not depend on; benchmarks leave out what is not there.

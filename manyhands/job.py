@@ -16,7 +16,7 @@ import manyhands as mh
 from manyhands import data, models, spec, telemetry
 from manyhands import plan as plans
 from manyhands.cluster.seat import own_seat
-from manyhands.data.ledger import Ledger
+from manyhands.data.ledger import rounds
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan, Train
 from manyhands.sessions import Session, host_count
@@ -54,7 +54,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     samples, model = load(plan)
     model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
-    batches_per_epoch = Ledger(len(samples.train), seed=0).steps(plan.train.batch, plan.cluster.workers)
+    batches_per_epoch = rounds(len(samples.train), plan.train.batch * plan.cluster.workers)
     steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
     total = plan.train.total_steps(steps_per_epoch)
     scheduler = scheduled(optimizer, plan.train, total, steps_per_epoch)
@@ -127,13 +127,12 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
     """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
     device = plan.cluster.device
     train: Any = samples.train
-    left = -(-(len(train) - session.position) // (plan.train.batch * session.world.size))
     waiting: list[Any] = []
     batches: Any = session.batches(train, batch_size=plan.train.batch)
-    for number, batch in enumerate(batches, 1):
+    for batch in batches:
         waiting.append(tuple(part.to(device) for part in batch) if device != "cpu" else batch)
         # The last ones of an epoch may be fewer, and must be used before the epoch ends.
-        if len(waiting) < plan.train.accumulate and number < left:
+        if len(waiting) < plan.train.accumulate and not session.feed.is_last:
             continue
         session.step(*waiting)
         waiting.clear()

@@ -8,7 +8,7 @@ from manyhands.errors import UsageError
 STEP, END_OF_DATA, EVALUATE, SAVE, RESUME, FINISH = range(6)
 WORDS = ("steps", "has reached the end of its data", "evaluates", "saves", "resumes", "finishes")
 
-Rows = list[list[float]]  # by rank: purpose, samples, digest of the optimizer's settings
+Rows = list[list[float]]  # by rank: purpose, samples, digest of the settings, rounds drawn, change
 
 
 class Meeting:
@@ -28,6 +28,14 @@ class Meeting:
     def total(self) -> float:
         """Samples of all workers together."""
         return sum(row[1] for row in self._known())
+
+    def drawn(self) -> list[int]:
+        """How many rounds of the data each worker has drawn."""
+        return [int(row[3]) for row in self._known()]
+
+    def change_is_wanted(self) -> bool:
+        """Whether someone has heard that the members of the run are to change."""
+        return any(row[4] for row in self._known())
 
     def anyone_steps(self) -> bool:
         """Whether the others need us for a step; if nobody does, all must have come for the same thing."""

@@ -24,6 +24,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Who computes."""
 
     workers: int = 2
+    most_workers: int | None = None  # where more may join; as many as `workers` where not given
+    replace: int | None = None  # how many workers that die are replaced; 3 where not given
     servers: int = 0  # processes that own parameters, for the strategies that have them
     threads: int | None = None  # per worker; the cores divided by the workers where not given
     device: str = "cpu"
@@ -67,6 +69,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         train = self.train
         for name, value in (
             ("workers", self.cluster.workers),
+            ("most_workers", self.cluster.most_workers),
             ("threads", self.cluster.threads),
             ("epochs", train.epochs),
             ("steps", train.steps),
@@ -76,6 +79,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
+        replace, most = self.cluster.replace, self.cluster.most_workers
+        if replace is not None and replace < 0:
+            raise UsageError(f"replace={replace}: it must be 0 or more")
+        if most is not None and most < self.cluster.workers:
+            raise UsageError(f"most_workers={most} is below workers={self.cluster.workers}; leave it out")
         if train.clip_norm is not None and not train.clip_norm > 0:
             raise UsageError(
                 f"clip_norm={train.clip_norm:g}: it must be above 0; leave it out to clip nothing"

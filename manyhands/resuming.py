@@ -39,7 +39,7 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
         record = {
             "steps": session.steps,
             "epoch": session.epoch,
-            "position": session.position,
+            "committed": [list(one) for one in session.feed.committed],
             "samples": session.samples,
             "seed": session.seed,
             "workers": world.size,
@@ -49,7 +49,7 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
             "optimizer_class": type(session.optimizer).__name__,
             "groups": settings[0],
             "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
-            "scheduler": _plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
+            "scheduler": plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
             "random": [state.hex() for state in random],
             "extra": extra,
         }
@@ -96,17 +96,19 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
             own_states = record["apart"].get(str(world.rank), own_states)
         distribute(session.replica, session.comm, world, tensors, record["optimizer"], own, own_states)
     session.steps = session.replica.steps = record["steps"]
-    session.epoch, session.position = record["epoch"], record["position"]
+    session.epoch = record["epoch"]
+    session.feed.resume([(first, last) for first, last in record["committed"]])
+    session.position = sum(last - first for first, last in record["committed"])
     session.samples, session.seed = record["samples"], record["seed"]
     groups = record["groups"]
     if record["workers"] == world.size:
         groups = record["groups_apart"].get(str(world.rank), groups)
     for group, saved in zip(session.optimizer.param_groups, groups, strict=True):
-        group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
+        group.update({key: like(value, group.get(key)) for key, value in saved.items()})
     if session.scheduler is not None and record["scheduler"] is not None:
         now = session.scheduler.state_dict()
         saved = record["scheduler"]
-        session.scheduler.load_state_dict({key: _like(value, now.get(key)) for key, value in saved.items()})
+        session.scheduler.load_state_dict({key: like(value, now.get(key)) for key, value in saved.items()})
     if record["workers"] == world.size:
         state = bytes.fromhex(record["random"][world.rank])
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -115,7 +117,7 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
 
 def _settings_of_all(session: "Session") -> list[Any]:
     """The optimizers' settings, by rank: some strategies let them differ."""
-    own = [_plain(group) for group in session.optimizer.param_groups]
+    own = [plain(group) for group in session.optimizer.param_groups]
     return [json.loads(row) for row in session.world.gather(json.dumps(own).encode())]
 
 
@@ -136,14 +138,14 @@ def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, A
     return tensors, record
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Settings of an optimizer or a scheduler as JSON can hold them."""
     if isinstance(value, Tensor):
         return value.item()
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        items = {key: _plain(item) for key, item in value.items() if key != "params"}
+        items = {key: plain(item) for key, item in value.items() if key != "params"}
         # JSON has text for keys only: MultiStepLR counts its milestones by number.
         return (
             items
@@ -153,7 +155,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _like(value: Any, example: Any) -> Any:
+def like(value: Any, example: Any) -> Any:
     """What JSON made of a setting, back in the type that the optimizer or the scheduler has."""
     if isinstance(value, dict) and PAIRS in value:
         return type(example)(dict(value[PAIRS]))
@@ -162,7 +164,7 @@ def _like(value: Any, example: Any) -> Any:
     if isinstance(example, Tensor):
         return torch.full_like(example, value)
     if isinstance(example, list) and len(example) == len(value):
-        return [_like(item, other) for item, other in zip(value, example, strict=True)]
+        return [like(item, other) for item, other in zip(value, example, strict=True)]
     if isinstance(value, dict) and isinstance(example, Mapping):
-        return {key: _like(item, example.get(key)) for key, item in value.items()}
+        return {key: like(item, example.get(key)) for key, item in value.items()}
     return value

@@ -36,6 +36,7 @@ def be_a_server(
     strategy: Strategy,
     clip_norm: float | None,
     out: Path | None,
+    survives: bool,
 ) -> NoReturn:
     """Serve until the run ends, and end with it: a server has no more of the script to run."""
     seat, rule = station.seat, strategy.rule
@@ -46,7 +47,16 @@ def be_a_server(
     if out:
         telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
     scheme = describe(model, optimizer, seat.servers // rule.parties, every=strategy.every_of)
-    serve(station, model, optimizer, scheme, rule, clip_norm=clip_norm, cached=strategy.cached)
+    serve(
+        station,
+        model,
+        optimizer,
+        scheme,
+        rule,
+        clip_norm=clip_norm,
+        cached=strategy.cached,
+        survives=survives,
+    )
     if out:
         telemetry.close()
     raise SystemExit(0)
@@ -59,6 +69,8 @@ def join(
     world: World,
     strategy: Strategy,
     clip_norm: float | None,
+    *,
+    has_begun: bool,
 ) -> tuple[Replica, Comm, Servers | None]:
     """A worker's replica, whose updates the servers make, and the connection with them of those who have one.
 
@@ -76,19 +88,35 @@ def join(
     host, arena = world.host, world.host.arena
     speaker, allocate = (host.ranks[0], host.allocate) if cached else (rank, ordinary)
     vectors = own_vectors(party, arena, scheme, rule, speaker, allocate)
-    line = connect(party, arena, scheme, rule, vectors, clip_norm) if rank == speaker else None
+    line = None
+    if rank == speaker:
+        line = connect(party, arena, scheme, rule, vectors, clip_norm, host.check_peers)
     lent = Lent(
         layout=scheme.layout,
         params=vectors.params,
         grads=vectors.grads,
-        fills=rank == 0 or (line is not None and not line.in_place),
+        # What servers of this host own may be changing as we come.
+        fills=(rank == 0 and not has_begun) or (line is not None and not line.in_place),
     )
     replica = Replica(model, optimizer, loss, host=host if cached else None, lanes=servers, lent=lent)
     if line is not None:
         line.bind(replica)
     world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line
-    _begin(line, replica, world)
+    if has_begun:
+        _go_on(line, replica, world)
+    else:
+        _begin(line, replica, world)
     return replica, world.comm, line
+
+
+def _go_on(line: Servers | None, replica: Replica, world: World) -> None:
+    """The servers have the parameters; see that all have made the same steps, and take over what they have."""
+    spread(replica, world.comm, world)
+    assert line is not None
+    rounds = line.resolve() if world.rank == 0 else 0
+    line.rounds = int(world.exchange([float(rounds)])[0][0])
+    line.pull()
+    world.comm.sum_of(0.0)
 
 
 def _begin(line: Servers | None, replica: Replica, world: World) -> None:

@@ -7,11 +7,11 @@ import struct
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -19,26 +19,30 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from manyhands import resuming, served, strategies, telemetry
+from manyhands import recovery, resuming, served, strategies, telemetry
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.launchers import local
+from manyhands.cluster.member import Member, Regroup
 from manyhands.cluster.seat import Seat
 from manyhands.cluster.world import Station, World, join
 from manyhands.comm.comm import Comm
-from manyhands.data.ledger import Ledger
-from manyhands.data.loading import empty_like, gather, prefetch, samples_in
+from manyhands.comm.transports.host import Progress
+from manyhands.data.ledger import Dealing
+from manyhands.data.loading import gather, prefetch, samples_in, split
 from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import PeerLost, UsageError
+from manyhands.feeding import Feed
 from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
-from manyhands.replica.neighbours import Neighbours
+from manyhands.replica.inheritance import Undo
 from manyhands.replica.replica import Loss, Replica, Share
-from manyhands.replica.state import States, average_buffers, collect, give_back_state, spread
-from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
+from manyhands.replica.state import States, average_buffers, collect, give_back_state
+from manyhands.replica.updates import hyper_parameters, is_watched, set_hyper_parameters
 from manyhands.servers.client import Servers
 from manyhands.stopwatch import Stopwatch
 from manyhands.strategies import Asked
 
 Measure = Callable[[nn.Module, Any], Tensor]
+T = TypeVar("T")
 
 
 def session(
@@ -69,6 +73,7 @@ def session(
         scheduler=scheduler,
         clip_norm=clip_norm,
         seed=seed,
+        member=_member,
     )
     _sessions.append(weakref.ref(made))
     return made
@@ -89,6 +94,7 @@ class Session:
         clip_norm: float | None = None,
         seed: int = 0,
         out: Path | None = None,
+        member: Member | None = None,
         journaled: bool = False,
     ) -> None:
         self.strategy_text = strategy  # as a person wrote it: reports show the name they know
@@ -98,75 +104,86 @@ class Session:
         strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
         strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
-            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out)
+            survives = local.INVITATION in os.environ
+            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out, survives)
+        number = world.rank if world.seat.number is None else world.seat.number
         self.world = world
         self.model = model
         self.steps = 0
         self.epoch = 0
-        self.position = 0  # samples of this epoch that are committed
+        self.position = 0  # samples of this epoch that were used
         self.samples = 0
+        self.samples_before = 0  # this epoch
         self.last_loss = float("nan")
         self.measured: dict[str, float] = {}
         self.optimizer = optimizer
-        self._loss = loss
+        self.loss = loss
+        self.clip_norm = clip_norm
         self.scheduler = scheduler
         self.seed = seed
-        self._journaled = journaled  # whether the others can finish an update in which one of them dies
+        self.feed = Feed(pooled=self.strategy.pooled)
+        self.full = world.size  # workers whose batches make a round, however many there are later
+        # Whether the others can finish an update in which one of them dies.
+        self.journaled = journaled or member is not None
         self._clock = Stopwatch()
-        self._watch = LossWatch(world.rank, self._suspects)
+        self._watch = LossWatch(number, self._suspects)
         self._closed = False
         self._broken = ""
-        self._parted = False  # whether there were steps since the replicas last agreed
+        self.parted = False  # whether there were steps since the replicas last agreed
         self._uncounted = 0  # samples of this worker that the others have not heard of
-        self._data: Any = None  # the data set whose samples the current steps use
-        self._last_data: Any = None
-        self._round_samples = 0  # of it, that one batch on every worker makes
         self._total_bytes: list[float] = []
         if self.out:
-            telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
+            telemetry.open(self.out / "events" / f"worker-{number}.jsonl", rank=number)
         self.servers: Servers | None = None
         self.staleness: dict[str, Any] | None = None
-        self.replica, self.comm = self._build(clip_norm)
-        telemetry.event("start", workers=world.size, strategy=strategy)
+        # What recovery.py needs to know, and what it leaves here.
+        self.member = member
+        self.commits = 0  # steps, and agreements of replicas
+        self.steps_here = 0  # steps in this generation
+        self.transaction: recovery.Transaction | None = None
+        self.alone_until = 0  # commits up to which the others are ahead, by steps that need nobody
+        self.calls = 0  # of what all scripts do alike: loops, evaluations, checkpoints
+        self.caught_up_at = 0  # calls that were made before this worker came, which it passes over
+        self.outside = 0  # steps that the script has made outside of loops
+        self.outside_before = 0  # of those, made before this worker came
+        self._is_in_own_loop = False
+        self.resumed: dict[str, Any] | None = None  # what `resume` has returned
+        self._progress: Progress | None = None  # rounds of data whose effect is in the host's memory
+        self._change_is_due = False
+        self._replica: Replica | None = None
+        self.has_state = True  # not where the others have gone on without this worker
+        recovery.surviving(self, self._enter_first)
+        telemetry.event("start", workers=self.world.size, strategy=strategy)
 
-    def _build(self, clip_norm: float | None) -> tuple[Replica, Comm]:
-        """The replica and the comm that fit the strategy, the optimizer and the device."""
-        _same_model(self.model, self.world)
-        device = next(self.model.parameters()).device.type
-        if self.strategy.rule is not None:
-            replica, comm, self.servers = served.join(
-                self.model, self.optimizer, self._loss, self.world, self.strategy, clip_norm
-            )
-            return replica, comm
-        shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
-        if shared:
-            host, lanes, comm = self.world.host, self.world.lanes, self.world.between_hosts()
-        else:
-            host, lanes = None, 1
-            if (self.strategy.topology == "native" and device == "cpu") or self.world.size == 1:
-                comm = self.world.comm
-            elif device != "cpu":
-                comm = self.world.between_devices()
-            else:
-                comm = self.world.scheduled(self.strategy.topology)
-        if self.strategy.open_replica and device != "cpu":
-            raise UsageError("this strategy averages in the memory of a host: use --device cpu")
-        replica = Replica(
-            self.model,
-            self.optimizer,
-            self._loss,
-            host=host,
-            neighbours=Neighbours(self.world.host) if self.strategy.open_replica else None,
-            together=self.strategy.lockstep,
-            factored=len(self.world.hosts) == 1,
-            journaled=self._journaled,
-            lanes=lanes,
-            clip_norm=clip_norm,
-            agree=comm.copy_ if self.strategy.synchronous else None,
-            memory=comm if device == "cpu" and not shared else None,
-        )
-        spread(replica, comm, self.world)
-        return replica, comm
+    def _enter_first(self) -> None:
+        if self._replica is None:  # else it was done while recovering
+            recovery.enter(self, self.member.turn if self.member else None)
+
+    def settle_in(self, world: World, replica: Replica, comm: Comm, servers: Servers | None) -> None:
+        """A generation begins."""
+        if self.world is _current:
+            _stay_in(world)
+        self.world, self.comm, self.servers = world, comm, servers
+        self._replica = replica
+        self.has_state = True
+        self._change_is_due = False
+        self.steps_here = 0
+        self._progress = None if self.strategy.lockstep else world.host.progress()
+
+    @property
+    def replica(self) -> Replica:
+        assert self._replica is not None, "the session is not set up yet"
+        return self._replica
+
+    @property
+    def is_set_up(self) -> bool:
+        return self._replica is not None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
+        is_only = all(other is self or other._closed for other in _open_sessions())
+        return self.member is not None and self.strategy.survives and is_only
 
     @property
     def served(self) -> bool:
@@ -180,15 +197,61 @@ class Session:
 
         Gradients are weighted by samples over all workers, so batches may differ in size.
         """
-        parts = [(batch, samples) for batch in batches if (samples := samples_in(batch))]
-        with self._together():
+        limit = self.feed.batch if self.world.size < self.full else None  # fewer workers have more each
+        pieces = [piece for batch in batches for piece in (split(batch, limit) if limit else [batch])]
+        parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
+        if self.feed.data is None and not self._is_in_own_loop:
+            self.outside += 1
+            if self.outside <= self.outside_before:
+                return self.last_loss
+        return self._surviving(lambda: self._step(parts, len(batches)))
+
+    def _step(self, parts: list[tuple[Any, int]], batches: int) -> Callable[[], float]:
+        """What has to be tried until it is done: this step."""
+        steps = self.steps
+
+        def attempt() -> float:
             self._clock.start()
+            if self.steps > steps:  # it counted after all
+                return self.last_loss
+            if not self.strategy.lockstep:
+                self._look_up()
+                loss = self._run(parts, None)
+                self._advance(batches)
+                return loss
+            if self.commits < self.alone_until:
+                return self._run(parts, None)
             samples = sum(samples for _, samples in parts)
-            if self.strategy.lockstep:
-                return self._run(parts, self._open(STEP, samples=samples))
-            loss = self._run(parts, None)
-            self._advance(len(batches))
-            return loss
+            return self._run(parts, self._open(STEP, samples=samples))
+
+        return attempt
+
+    def _look_up(self) -> None:
+        """Where nobody waits for anybody, a worker looks before each step whether there is news."""
+        if self.member:
+            self.member.check()
+            if self.member.wants_change:
+                raise Regroup
+
+    def _surviving(self, make: Callable[[], Callable[[], T]]) -> T:
+        """Do something together with the others, whoever of them dies meanwhile."""
+        with self._together():
+            return recovery.surviving(self, make())
+
+    def _call(self, make: Callable[[], Callable[[], T]], otherwise: Callable[[], T]) -> T:
+        """The same, for what all scripts do equally often: what was done before this worker came it passes over."""
+        calls = self.calls
+        if calls < self.caught_up_at:
+            self.calls += 1
+            return otherwise()
+
+        def made() -> Callable[[], T]:
+            attempt = make()
+            return lambda: otherwise() if self.caught_up_at > calls else attempt()
+
+        result = self._surviving(made)
+        self.calls = calls + 1
+        return result
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -212,24 +275,63 @@ class Session:
         share = Share(parts=parts, total=total if self.strategy.pooled else lambda: own)
         if not parts or not self.strategy.pooled or len(self.world.hosts) == 1:
             total()  # all workers must have asked before anything else is exchanged
-        loss = self.strategy.step(self.replica, self.comm, share)
-        self.replica.settle()
+        meets = self.strategy.meets(self.replica.steps)
+
+        def finish(loss: float) -> None:
+            self._finish(loss, meeting, share, meets)
+
+        together = self.strategy.lockstep and (meets or not self.replica.is_own)
+        with self._transaction(finish, together=together) as transaction:
+            transaction.loss = self.strategy.step(self.replica, self.comm, share)
+            self.replica.settle()
+        return transaction.loss
+
+    @contextmanager
+    def _transaction(
+        self, finish: Callable[[float], None], *, together: bool
+    ) -> Iterator[recovery.Transaction]:
+        """Something that, where all do it together, counts for all or for none, should one of them die in it."""
+        guarded = self.member is not None and together and self.replica.is_own
+        transaction = recovery.Transaction(
+            undo=Undo(self.replica) if guarded else None, finish=finish, loss=self.last_loss
+        )
+        self.transaction = transaction if together else None
+        yield transaction
+        transaction.is_done = True
+        if guarded:
+            self.world.exchange([])  # whoever gets past this knows that all have done their part
+        transaction.complete()
+        self.transaction = None
+
+    def _finish(self, loss: float, meeting: Meeting | None, share: Share, meets: bool) -> None:
+        """A step is made: whatever happens from here on, it counts."""
         self._show_step(loss)
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
-        self._parted = True
-        self.samples += int(total())
-        if meeting and self._data is not None:
-            self.position += int(total())
-        self._uncounted += 0 if meeting else int(own)
-        self._clock.lap(int(total()))
+        self.steps_here += 1
+        self.commits += self.strategy.lockstep
+        self.parted = True
+        total = int(meeting.total()) if meeting else share.samples
+        self.samples += total
+        if self.feed.data is not None and self.strategy.lockstep:
+            self.position += total
+            if meeting:
+                self.feed.note(meeting.drawn())
+                if meets:
+                    self.feed.commit()
+        self._uncounted += 0 if meeting else share.samples
+        if self._progress:
+            self._progress.publish(self.feed.drawn)
+        self._clock.lap(total)
+        if self.member:
+            self.member.stepped(self.steps)
+            self._change_is_due = bool(meeting and meeting.change_is_wanted())
         telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
-        if parts:
+        if share.parts:
             self.last_loss = loss
             if warning := self._watch.see(self.steps, loss):
                 self._warn(warning)
-        return loss
 
     def _show_step(self, loss: float) -> None:
         """Hooks and schedulers see `step` called also where others make the update; without gradients it changes
@@ -258,11 +360,14 @@ class Session:
 
     def _advance(self, batches: int) -> None:
         """Where nobody waits, a worker that has used some of its batches assumes the same of the others."""
-        if self._data is not None:
-            self.position = min(len(self._data), self.position + batches * self._round_samples)
+        if self.feed.dealing is not None and self.feed.data is not None:
+            used = batches * self.feed.dealing.round_samples
+            self.position = min(len(self.feed.data), self.position + used)
 
     def _open(self, purpose: int, *, samples: int = 0) -> Meeting:
         """Tell everyone what this worker has come for, and what it brings."""
+        if self._change_is_due:
+            raise Regroup
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
         known = len(self.replica.parameters)
         if count != known:
@@ -272,7 +377,10 @@ class Session:
             )
         values = hyper_parameters(self.optimizer)
         digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
-        rows = self.world.start_exchange([float(purpose), float(samples), float(digest)])
+        change = self.member is not None and self.member.wants_change
+        rows = self.world.start_exchange(
+            [float(purpose), float(samples), float(digest), float(self.feed.drawn), float(change)]
+        )
         return Meeting(rows, self._same_hyper_parameters)
 
     def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
@@ -297,17 +405,30 @@ class Session:
     def _gather_everyone(self, purpose: int) -> None:
         """Take part in the others' steps, without data of our own, until all have come for the same thing."""
         if not self.strategy.lockstep:
+            self._look_up()
             self.strategy.leave(self.replica, self.comm)
+        while self.commits < self.alone_until:
+            self._run([], None)
         while (meeting := self._open(purpose)).anyone_steps():
             self._run([], meeting)
+        if self.feed.data is not None:
+            self.feed.note(meeting.drawn())
+        self._change_is_due = meeting.change_is_wanted()
         if not self.strategy.lockstep:
-            rows = self.world.exchange([float(self._uncounted), float(self._parted), float(self.position)])
+            rows = self.world.exchange([float(self._uncounted), float(self.parted), float(self.position)])
             others = sum(int(row[0]) for row in rows) - self._uncounted
             self.samples += others
             self._clock.add(others)
             self._uncounted = 0
-            self._parted = any(row[1] for row in rows)
+            self.parted = any(row[1] for row in rows)
             self.position = int(min(row[2] for row in rows))  # nothing is lost of what the slowest has left
+            self.feed.commit()
+
+    def settle_alone(self) -> None:
+        """Where nobody waits: what each worker's steps have left in the host's memory is what they have used."""
+        if self._progress and self.feed.data is not None:
+            self.feed.note([self._progress.read(index) for index in range(self.world.host.size)])
+            self.feed.commit()
 
     # The data
 
@@ -325,38 +446,81 @@ class Session:
         if batch_size is None:
             if hasattr(data, "__getitem__") and not isinstance(data, (list, tuple)):
                 raise UsageError("session.batches(dataset) needs batch_size=… (samples per worker and step)")
-            source: Iterable[Any] = data
-        else:
-            if self._last_data is not None and self._last_data is not data:
-                self.position = 0  # what was left of other data says nothing about this
-            self._data = self._last_data = data
-            self._round_samples = batch_size * self.world.size
-            source = self._shares(data, batch_size, shuffle)
-        ahead = prefetch(source)
+            yield from self._own_batches(data)
+            return
+        if self.calls < self.caught_up_at:
+            self.calls += 1
+            return
+        begins = self.feed.begin(
+            data,
+            epoch=self.epoch,
+            seed=self.seed,
+            batch=batch_size,
+            shuffle=shuffle,
+            workers=self.world.size,
+            full=self.full,
+        )
+        if begins:
+            self.samples_before = self.samples - self.position
         self._clock.start()
         try:
-            yield from ahead
-            with self._together():
-                self._gather_everyone(END_OF_DATA)
-            self.epoch += 1
-            self.position = 0
+            while not (yield from self._epoch()):
+                pass
         finally:
-            self._data = None
+            self.feed.data = None
+            self._clock.stop()
+
+    def _own_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Batches that are this worker's alone: nobody else could use them in its place."""
+        if self.calls < self.caught_up_at:
+            self.calls += 1
+            return
+        calls = self.calls
+        ahead = prefetch(batches)
+        self._clock.start()
+        self._is_in_own_loop = True
+        try:
+            yield from ahead
+            self._surviving(lambda: lambda: self._end_of_data(calls))
+        finally:
+            self._is_in_own_loop = False
             ahead.close()
             self._clock.stop()
 
-    def _shares(self, data: Any, batch_size: int, shuffle: bool) -> Iterator[Any]:
-        if batch_size < 1:
-            raise UsageError(f"batch_size={batch_size}: a step needs at least 1 sample per worker")
-        ledger = Ledger(len(data), seed=self.seed, shuffle=shuffle)
-        epoch = self.epoch
-        for indices in ledger.shares(
-            epoch, start=self.position, batch=batch_size, rank=self.world.rank, workers=self.world.size
-        ):
-            if len(indices):
-                yield gather(data, indices, epoch)
-            else:
-                yield empty_like(gather(data, torch.tensor([0]), epoch))
+    def _epoch(self) -> Generator[Any, None, bool]:
+        """What this worker gets of what is left of the epoch; says whether the epoch is over then."""
+        calls, dealing = self.calls, self.feed.dealing
+        assert dealing is not None
+        ahead = prefetch(self.feed.batches(dealing, self.world.rank))
+        try:
+            for batch in ahead:
+                self.feed.drawn += 1
+                yield batch
+                if self.feed.dealing is not dealing or self.caught_up_at > calls:
+                    break
+        finally:
+            ahead.close()
+        self._surviving(lambda: lambda: self._end_of_data(calls, dealing))
+        return self.calls > calls
+
+    def _end_of_data(self, calls: int, dealing: Dealing | None = None) -> None:
+        """Wait for everyone; if members have changed since, there may be more to do for this worker."""
+        if self.caught_up_at > calls:  # the others had all that they needed of us
+            self.calls = calls + 1
+        if self.calls > calls or (dealing and self.feed.dealing is not dealing):
+            return
+        self._gather_everyone(END_OF_DATA)
+        if self.member:
+            self._agree()  # an epoch is over when what was learned in it is safe
+        self.feed.commit()
+        if dealing and not self.feed.end_epoch():
+            self.feed.deal(self.world.size)
+            return
+        if dealing:
+            self.samples = self.samples_before + self.feed.length  # what the dead had used does not count
+        self.calls += 1
+        self.epoch += 1
+        self.position = 0
 
     # Evaluation
 
@@ -367,8 +531,13 @@ class Session:
 
         The running statistics of batch norm become the mean over all workers first.
         """
-        with self._together(), self.replica.judged():
-            return self._evaluate(data, batch_size, {"loss": self._loss, **(measures or {})})
+        judges = {"loss": self.loss, **(measures or {})}
+
+        def attempt() -> dict[str, float]:
+            with self.replica.judged():
+                return self._evaluate(data, batch_size, judges)
+
+        return self._call(lambda: attempt, lambda: self.measured)
 
     def _evaluate(self, data: Any, batch_size: int, judges: dict[str, Measure]) -> dict[str, float]:
         self._pause(EVALUATE)
@@ -396,27 +565,45 @@ class Session:
         """Before anything that is not a step: everyone is here, parameters and buffers are the same everywhere."""
         self._clock.stop()
         self._gather_everyone(purpose)
-        if self._parted:
+        self._agree()
+        average_buffers(self.model, self.world)
+
+    def _agree(self) -> None:
+        """The parameters of all replicas are the same from here on, and what was learned is safe."""
+        if not self.parted:
+            return
+
+        def finish(loss: float) -> None:
+            self.parted = False
+            self.commits += 1
+            self.feed.commit()
+
+        with self._transaction(finish, together=True):
             self.strategy.agree(self.replica, self.comm)
             self.world.host.barrier()
-            self._parted = False
-        average_buffers(self.model, self.world)
 
     # Saving and resuming
 
     def save(self, directory: Path | str | None = None, *, extra: Mapping[str, Any] | None = None) -> Path:
         """Write a complete checkpoint (worker 0 does the writing) and return the directory it is in."""
         target = self._checkpoints(directory)
-        with self._together():
+
+        def attempt() -> Path:
             self._pause(SAVE)
             return resuming.save(self, target, dict(extra or {}))
+
+        return self._call(lambda: attempt, lambda: target)
 
     def resume(self, directory: Path | str | None = None) -> dict[str, Any] | None:
         """Go on from the newest checkpoint there; returns what was given as `extra`, or None if there is none."""
         target = self._checkpoints(directory)
-        with self._together():
+
+        def attempt() -> dict[str, Any] | None:
             self._pause(RESUME)
-            return resuming.resume(self, target)
+            self.resumed = resuming.resume(self, target)
+            return self.resumed
+
+        return self._call(lambda: attempt, lambda: self.resumed)
 
     def _checkpoints(self, directory: Path | str | None) -> Path:
         if directory is not None:
@@ -453,6 +640,7 @@ class Session:
             "bytes_sent": int(bytes_sent),
             "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),
+            "committed": dict(self.feed.tally),
             **more,
         }
 
@@ -460,8 +648,9 @@ class Session:
         """Wait for everyone, write the summary, and leave the model usable by itself."""
         if not self._closed and not self._broken:
             self._end()
-            give_back_state(self.replica, *self.collect())
-            self.replica.release()
+            recovery.surviving(self, lambda: give_back_state(self.replica, *self.collect()))
+            with contextlib.suppress(*((PeerLost,) if self.member else ())):
+                self.replica.release()
             if self.servers is not None:
                 self.servers.close()
 
@@ -473,15 +662,7 @@ class Session:
                 self.servers.close()
 
     def _end(self) -> None:
-        with self._together():
-            self._pause(FINISH)
-            self._total_bytes = [
-                sum(column) for column in zip(*self.world.exchange(_own_bytes()), strict=True)
-            ]
-            if self.served:
-                reports = served.report(self.servers, self.world)
-                self._total_bytes[0] += sum(one.bytes_sent for one in reports)
-                self.staleness = served.staleness(reports)
+        self._surviving(lambda: self._end_together)
         self._closed = True
         telemetry.event("end", step=self.steps)
         if self.out and self.world.rank == 0:
@@ -491,6 +672,20 @@ class Session:
         if self.out and all(other is self or other._closed for other in _open_sessions()):
             telemetry.close()
 
+    def _end_together(self) -> None:
+        self._pause(FINISH)
+        everyone = self.world.exchange(_own_bytes())
+        self._total_bytes = [sum(column) for column in zip(*everyone, strict=True)]
+        if self.served:
+            reports = served.report(self.servers, self.world)
+            self._total_bytes[0] += sum(one.bytes_sent for one in reports)
+            self.staleness = served.staleness(reports)
+
+    def leave_run(self) -> None:
+        """This worker was asked to leave, and does not take part any more."""
+        self._closed = True
+        telemetry.event("end", step=self.steps)
+
     def __enter__(self) -> "Session":
         return self
 
@@ -499,19 +694,6 @@ class Session:
     ) -> None:
         if kind is None:
             self.close()
-
-
-def _same_model(model: nn.Module, world: World) -> None:
-    """Workers that share memory must mean the same by it."""
-    shapes = [(name, tuple(param.shape), str(param.dtype)) for name, param in model.named_parameters()]
-    if not shapes:
-        raise UsageError("the model has no parameters; there is nothing to train")
-    digests = [int(row[0]) for row in world.exchange([float(zlib.crc32(repr(shapes).encode()))])]
-    for rank, digest in enumerate(digests):
-        if digest != digests[0]:
-            raise UsageError(
-                f"worker {rank} has another model than worker 0; build the same one on all workers"
-            )
 
 
 def _asked(seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
@@ -532,16 +714,23 @@ def accuracy(model: nn.Module, batch: Any) -> Tensor:
 
 
 _current: World | Station | None = None
+_member: Member | None = None
 
 
 def _world() -> World | Station:
     """The world of this process: joined once, left at exit."""
-    global _current
+    global _current, _member
     if _current is None:
         keep_freed_memory()
-        _current = join()
+        _member = recovery.membership(os.environ)
+        _current = recovery.first_world(_member) if _member else join()
         atexit.register(_leave, os.getpid())
     return _current
+
+
+def _stay_in(world: World) -> None:
+    global _current
+    _current = world
 
 
 def host_count() -> int:
@@ -570,3 +759,5 @@ def _leave(pid: int) -> None:
     if _current is not None:
         _current.close()
         _current = None
+    if _member is not None:
+        _member.close()

@@ -16,17 +16,21 @@ from manyhands import strategies
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import (
     check_workers,
+    elastic_terms,
     forget_records,
     make_directory,
     new_run,
     run_workers,
     with_servers,
+    worker_range,
 )
 from manyhands.cluster import cores
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 from manyhands.plan import Plan
+
+CLUSTER = ("workers", "most_workers", "servers", "threads", "device")
 
 EXAMPLES = f"""\
 examples:
@@ -72,7 +76,10 @@ def add_to(verbs: Any) -> None:
         "--strategy", metavar="S", help="a name of `list strategies`, with settings after a colon"
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes that compute gradients (default 2)"
+        "--workers",
+        type=worker_range,
+        metavar="N",
+        help="processes that compute gradients (default 2); 2:6 lets others join up to 6",
     )
     parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
@@ -133,6 +140,12 @@ def run(options: argparse.Namespace) -> int:
             threads=plan.cluster.threads,
             servers=plan.cluster.servers,
             environ={},
+            elastic=elastic_terms(
+                strategies.parse(plan.strategy),
+                plan.cluster.workers,
+                plan.cluster.most_workers or plan.cluster.workers,
+                plan.cluster.replace,
+            ),
         )
         if code == 0:
             _report(json.loads((out / "summary.json").read_text()), out, options)
@@ -148,12 +161,14 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     else:
         plan = Plan()
     given = {key: value for key, value in vars(options).items() if value is not None}
+    if options.workers is not None:
+        given["workers"], given["most_workers"] = options.workers
     top = {key: given[key] for key in ("model", "data", "strategy") if key in given}
-    cluster = {key: given[key] for key in ("workers", "servers", "threads", "device") if key in given}
+    cluster = {key: given[key] for key in CLUSTER if key in given}
     if seat.launcher != "alone":
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
-        check_workers(options.workers, seat)
-        cluster |= {"workers": seat.workers, "servers": seat.servers}
+        check_workers(given.get("workers"), seat)
+        cluster |= {"workers": seat.workers, "servers": seat.servers, "most_workers": None, "replace": None}
     train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
     if options.epochs is not None or options.steps is not None:
         # Both say how long: either one given here replaces whatever the file says of both.

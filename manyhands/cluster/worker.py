@@ -32,9 +32,7 @@ _LEAVE_WITHIN_S = 1.0
 
 def main() -> None:
     """Prepare this process, run the script as `__main__`, and end with an exit code that says how it went."""
-    _die_with_the_launcher()
-    if local.RANK in os.environ:  # what `top` shows
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, own_seat().name.encode())
+    die_with_the_launcher(own_seat().name if local.RANK in os.environ else None)
     signal.signal(signal.SIGTERM, _terminate)
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -69,8 +67,10 @@ def main() -> None:
     sys.exit(code)
 
 
-def _die_with_the_launcher() -> None:
-    """Have the kernel end this process when the launcher is gone, however it went."""
+def die_with_the_launcher(name: str | None) -> None:
+    """Have the kernel end this process when the launcher is gone, however it went; `name` is what `top` shows."""
+    if name:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     launcher = os.environ.get(local.LAUNCHER_PID)
     if launcher is None:
         return

@@ -23,13 +23,17 @@ from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
 
 CHANNELS = 2  # of a schedule over a network
+GENERATION_BYTES = 1 << 42  # of a host's memory, which is sparse: what generations hand out does not meet
 STEP_TIMEOUT_S = 1800.0  # a peer that died is noticed at once; this is for one that stopped without dying
 
 
 class World:
-    """Worker `rank` of `size`, on one of `hosts` (each a tuple of ranks)."""
+    """Worker `rank` of `size`, on one of `hosts` (each a tuple of ranks), for one generation.
 
-    def __init__(self, seat: Seat) -> None:
+    `check` is called now and then while this worker waits for others of its host, and may raise.
+    """
+
+    def __init__(self, seat: Seat, check: Callable[[], None] = lambda: None) -> None:
         self.seat = seat
         self.rank = seat.rank
         self.size = seat.workers
@@ -40,7 +44,13 @@ class World:
         self._store: Any = self.neighbours.store
         self.hosts: tuple[tuple[int, ...], ...] = self.neighbours.workers(seat)
         mine = next(ranks for ranks in self.hosts if self.rank in ranks)
-        self.host = Host(self.neighbours.memory_fd, mine, mine.index(self.rank))
+        self.host = Host(
+            self.neighbours.memory_fd,
+            mine,
+            mine.index(self.rank),
+            start=seat.generation * GENERATION_BYTES,
+            check=check,
+        )
         if len(self.hosts) > 1:
             self._connect()
             self._between = BetweenHosts(self.hosts, self.rank)

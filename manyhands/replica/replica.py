@@ -387,19 +387,25 @@ class Replica:
         """Whether the others can finish an update in which one of them dies."""
         return self._journal is not None
 
-    def recover(self, dead: Collection[int]) -> int:
+    @property
+    def begun(self) -> int:
+        """How many steps all workers of this replica have brought to where updates begin."""
+        return self._gradients.passed()
+
+    def recover(self, dead: Collection[int], *, attempt: int = 1) -> int:
         """Some workers of this host (by local index) are gone for good; called by all others, who have left whatever
         they were doing.
 
         Makes the replica that of a whole step: of the last one that all workers, the dead included, have brought to
         the gate. Returns how many steps that are. Afterwards every survivor alone can tell the whole state. If
-        another worker dies meanwhile this raises `PeerLost`, and is to be called again with all that are gone.
+        this raises `PeerLost`, because another worker dies meanwhile, all call it again with all that are gone, and
+        with a higher `attempt`.
         """
         assert self._journal, "nobody can finish an update without a journal"
         assert self._host
         self._host.forget(dead)
         survivors = [index for index in range(self._workers) if index not in dead]
-        meetings = itertools.count(len(dead) * 8)
+        meetings = itertools.count(attempt * 8)
         self._journal.meet(survivors, next(meetings))  # from here on nobody changes anything but below
         steps = self._gradients.passed()
         if self._index == survivors[0]:
@@ -411,8 +417,9 @@ class Replica:
         self._find_used()
         mine = left[survivors.index(self._index) :: len(survivors)]
         self.updates.take_from_others(mine)
+        factor = self._recovered_factor() if mine else 1.0
         for span in mine:
-            self._update(span, self._gradients.recompute(span) * self._recovered_factor())
+            self._update(span, self._gradients.recompute(span) * factor)
         self._journal.meet(survivors, next(meetings))
         self.updates.take_from_others(self.spans)
         return steps
@@ -553,10 +560,35 @@ class Replica:
         """Give up the optimizer's state, as if it had made no step yet."""
         self.updates.restore(list(self.owned), {})
 
-    def release(self) -> None:
-        """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether the workers of the host have this replica in common."""
+        return self._home is not None
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether they share it and make every step together."""
+        return self._host is not None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this worker alone has it, all of it."""
+        return self._home is None and self.lent is None
+
+    def let_go(self) -> None:
+        """The model's gradients go elsewhere from now on; its parameters stay here."""
         for hook in self._hooks.values():
             hook.remove()
+        self._hooks.clear()
+
+    def take_back(self) -> None:
+        """The model's parameters are here again, after another replica had them."""
+        for param, place in zip(self.parameters, self.layout.places, strict=True):
+            param.data = self.params[place.start : place.stop].view(place.shape)
+
+    def release(self) -> None:
+        """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
+        self.let_go()
         with torch.no_grad():
             for param in self.model.parameters():
                 param.data = param.data.clone()

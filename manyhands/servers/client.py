@@ -21,6 +21,7 @@ from manyhands.servers.messages import (
     Answer,
     Applied,
     AskReport,
+    AskStanding,
     AskState,
     Bye,
     Combine,
@@ -41,7 +42,9 @@ from manyhands.servers.messages import (
     Refusal,
     Report,
     Request,
+    Resolve,
     Scale,
+    Standing,
     State,
     Take,
     Values,
@@ -91,6 +94,8 @@ class Servers:
         in_place: bool,
         clip_norm: float | None,
         digest: int,
+        generation: int = 0,
+        workers: int = 0,
     ) -> None:
         self.worker = worker  # its number among those that these servers serve
         self.parties = rule.parties
@@ -120,8 +125,17 @@ class Servers:
         self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
         self._minimizer: Minimizer | None = None
         self._closed = False
+        self.rounds = 0  # steps that were gathered from all workers and applied
         for line in lines:
-            line.send(encode(Hello(number=self._number(), worker=worker, digest=digest, secret=line.secret)))
+            hello = Hello(
+                number=self._number(),
+                worker=worker,
+                digest=digest,
+                secret=line.secret,
+                generation=generation,
+                workers=workers,
+            )
+            line.send(encode(hello))
         for line in lines:
             self._answer_of(line, Done)
 
@@ -299,6 +313,7 @@ class Servers:
         self._pushed.clear()
         if self._rule.gathers:
             self.wait()
+            self.rounds += 1
 
     # The norm of gathered gradients is known to the servers together. They tell one of those who pushed them, who puts
     # it together while it waits. Without gathering each worker limits its own gradient, before it is pushed.
@@ -438,6 +453,30 @@ class Servers:
         for group in self.groups:
             self._answer_of(self._lines[group.server], Done)
 
+    def resolve(self) -> int:
+        """At the beginning of a generation, by one worker: see to it that all servers have made the same steps.
+
+        If any of them has applied a step, all have got all of it; and if all have got all, it may as well count.
+        Returns how many steps that are.
+        """
+        found = self._ask(lambda: AskStanding(number=self._number()))
+        standings = [said for said in found if isinstance(said, Standing)]
+        rounds = max(one.rounds for one in standings)
+        behind = [one.rounds < rounds for one in standings]
+        counts = not any(behind) and all(one.is_complete for one in standings)
+        factor = next(one.factor for one in standings if one.rounds == rounds)
+        for line, is_behind in zip(self._lines, behind, strict=True):
+            line.send(encode(Resolve(number=self._number(), counts=counts or is_behind, factor=factor)))
+        for line in self._lines:
+            self._answer_of(line, Done)
+        return rounds + counts
+
+    def drop(self) -> None:
+        """Leave without goodbye: the generation is over, and another one comes."""
+        self._closed = True
+        for line in self._lines:
+            line.close()
+
     def states(self) -> list[bytes]:
         """What the optimizer knows besides vectors, from every server."""
         found = self._ask(lambda: AskState(number=self._number()))
@@ -468,7 +507,7 @@ class Servers:
     def _ask(self, question: Callable[[], Request]) -> list[Answer]:
         for line in self._lines:
             line.send(encode(question()))
-        return [self._answer_of(line, (Done, Number, State, Report)) for line in self._lines]
+        return [self._answer_of(line, (Done, Number, State, Standing, Report)) for line in self._lines]
 
     def _answer_of(self, line: Line, kind: type | tuple[type, ...]) -> Answer:
         while True:

@@ -72,6 +72,7 @@ class Clocks:
         self.rule = rule
         self._workers = tuple(workers)
         self._in_place = in_place
+        self.rounds = 0  # steps that were gathered from all
         self._gathered: dict[tuple[int, int], set[int]] = {}  # by team and group: who has pushed
         self._begin()
 
@@ -121,9 +122,24 @@ class Clocks:
         self._steps[worker] += 1
         self._pushed[worker].clear()
         team = self.team(worker)
-        return (
-            list(self._complete(team)) if all(self._steps[one] > step for one in self._active(team)) else []
-        )
+        if not all(self._steps[one] > step for one in self._active(team)):
+            return []
+        self.rounds += 1
+        return list(self._complete(team))
+
+    def begun(self) -> list[Due]:
+        """What has been pushed of a step that not all have finished, by those who have pushed it."""
+        return [Due(group, tuple(sorted(workers))) for (_, group), workers in sorted(self._gathered.items())]
+
+    def regrouped(self, workers: Iterable[int]) -> "Clocks":
+        """The same for other workers, who begin anew."""
+        clocks = Clocks(self.rule, workers, in_place=self._in_place)
+        clocks.rounds = self.rounds
+        return clocks
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return self._workers
 
     def leave(self, worker: int) -> list[Due]:
         """A worker has nothing more to give until all pause; what waited only for it is due now."""

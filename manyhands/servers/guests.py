@@ -38,6 +38,9 @@ class LinePort:
     def forget(self, worker: int) -> None:
         self._lines.pop(worker).close()
 
+    def hang_up(self) -> None:
+        """Counterparts stay."""
+
     def close(self) -> None:
         for line in self._lines.values():
             line.close()

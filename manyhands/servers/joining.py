@@ -83,8 +83,9 @@ def connect(
     rule: Rule,
     vectors: Vectors,
     clip_norm: float | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Servers:
-    """A worker's end; every server must be starting as well."""
+    """A worker's end; every server must be starting as well. `check` is called while waiting, and may raise."""
     seat, neighbours = party.seat, party.neighbours
     near = near_servers(seat.rank, party)
     memory = scheme.memory(arena, party) if near else None
@@ -96,7 +97,7 @@ def connect(
         neighbours.store.set(f"worker-key/{seat.rank}", keys[0].decode())
     for server in range(seat.servers):
         if memory is not None and server in near:
-            lines.append(NearLine(memory, server))
+            lines.append(NearLine(memory, server, check))
         else:
             endpoint, key = json.loads(neighbours.store.get(f"server/{server}"))
             lines.append(WireLine(server, endpoint, key.encode(), keys))
@@ -113,6 +114,8 @@ def connect(
         in_place=computes_in_place(seat.rank, party, rule),
         clip_norm=clip_norm,
         digest=scheme.digest,
+        generation=seat.generation,
+        workers=seat.workers,
     )
 
 
@@ -125,9 +128,10 @@ def serve(
     *,
     clip_norm: float | None = None,
     cached: bool = False,
+    survives: bool = False,
 ) -> None:
     """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, scheme, rule, clip_norm, cached)
+    server = _server(station, model, optimizer, scheme, rule, clip_norm, cached, survives)
     try:
         server.run()
     finally:
@@ -142,6 +146,7 @@ def _server(
     rule: Rule,
     clip_norm: float | None,
     cached: bool,
+    survives: bool,
 ) -> Server:
     party = own_party(station.seat, station.neighbours, rule.parties)
     seat, neighbours = party.seat, party.neighbours
@@ -198,4 +203,13 @@ def _server(
         port.allow({neighbours.store.get(key): number for key, number in far.items()})
     for param in model.parameters():
         param.data = torch.empty(0)  # its values come from worker 0, and live in the flat vector
-    return Server(shard, ports, near=near, workers=workers, guests=guests, lines=lines, digest=scheme.digest)
+    return Server(
+        shard,
+        ports,
+        near=near,
+        workers=workers,
+        guests=guests,
+        lines=lines,
+        digest=scheme.digest,
+        survives=survives,
+    )

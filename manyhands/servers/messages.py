@@ -21,6 +21,8 @@ class Hello(Said, frozen=True):
     worker: int
     digest: int  # of the layout; servers refuse a worker that has another model
     secret: bytes = b""  # on the servers' own host: what only those who share its memory can know
+    generation: int = 0  # of the workers; a later one takes the place of those before
+    workers: int = 0  # that speak with the servers in it
 
 
 class Push(Said, frozen=True):
@@ -129,6 +131,17 @@ class AskReport(Said, frozen=True):
     """What the server has counted."""
 
 
+class AskStanding(Said, frozen=True):
+    """At the beginning of a generation: how far the one before had come."""
+
+
+class Resolve(Said, frozen=True):
+    """What the generation before had begun together and not finished counts, or is forgotten."""
+
+    counts: bool
+    factor: float = 1.0  # if it counts: by which gradients that wait for the norm are to be multiplied
+
+
 class Bye(Said, frozen=True):
     """The worker is done; a server ends when all are."""
 
@@ -174,6 +187,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     number: int
 
 
+class Standing(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """How many steps were gathered from all workers and applied; whether all of the next one has been pushed."""
+
+    rounds: int
+    is_complete: bool
+    factor: float = 1.0  # by which the gradients of the last of them were multiplied
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     states: bytes
 
@@ -215,9 +236,11 @@ Request = (
     | AskState
     | GiveState
     | AskReport
+    | AskStanding
+    | Resolve
     | Bye
 )
-Answer = Values | Applied | Norm | Portion | Number | Done | State | Report | Refusal
+Answer = Values | Applied | Norm | Portion | Number | Done | State | Standing | Report | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

@@ -39,7 +39,7 @@ class Scheme:
             length=self.layout.length,
             dtype=self.dtype,
             groups=len(self.groups),
-            workers=party.guest(party.count),  # and guests
+            workers=party.seat.rows + party.seat.servers + party.count,  # and guests
             states=self.states,
             party=party.number if number is None else number,
         )

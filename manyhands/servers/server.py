@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from manyhands import telemetry
+from manyhands.errors import PeerLost
 from manyhands.servers.consistency import OutOfTurn
 from manyhands.servers.guests import LinePort
 from manyhands.servers.messages import (
@@ -41,6 +42,8 @@ class Port(Protocol):
 
     def forget(self, worker: int) -> None: ...
 
+    def hang_up(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -61,7 +64,10 @@ class Server:
         guests: Iterable[int],
         lines: LinePort,
         digest: int,
+        survives: bool = False,
     ) -> None:
+        self._survives = survives  # whether workers may die, and others come in their place
+        self._generation = 0
         self._shard = shard
         self._ports = [*ports, lines]
         self._near = near
@@ -101,7 +107,7 @@ class Server:
         """Deal with what has come; says whether there was anything."""
         heard = False
         for port in self._ports:
-            for worker, content, payload in port.take():
+            for worker, content, payload in self._taken(port):
                 heard = True
                 try:
                     self._deal_with(port, worker, request(content), payload)
@@ -111,6 +117,15 @@ class Server:
                     telemetry.count("frames_dropped", 1)
                     telemetry.event("dropped", worker=worker, reason=str(error))
         return heard
+
+    def _taken(self, port: Port) -> Iterator[tuple[int, bytes, Tensor | None]]:
+        """What has come; a worker that is gone ends its generation."""
+        try:
+            yield from port.take()
+        except PeerLost:
+            if not self._survives:
+                raise
+            port.hang_up()
 
     def _record(self, *, now: bool = False) -> None:
         """Now and then: how stale the gradients of the updates were, as counts."""
@@ -128,6 +143,8 @@ class Server:
             poll.poll(_PATIENCE_MS)
 
     def _deal_with(self, port: Port, worker: int, message: Request, payload: Tensor | None) -> None:
+        if isinstance(message, Hello) and message.generation > self._generation:
+            self._regroup(message)
         if worker not in self._last or message.number <= self._last[worker]:
             raise NotAMessage(f"number {message.number} after {self._last.get(worker)}")
         if isinstance(message, Hello):
@@ -146,6 +163,16 @@ class Server:
             for to, answer, attached in self._shard.handle(worker, message, vector):
                 self._send(to, answer, attached)
         self._last[worker] = message.number
+
+    def _regroup(self, hello: Hello) -> None:
+        """The first worker of a new generation: those before are over."""
+        self._generation = hello.generation
+        workers = range(hello.workers)
+        self._expected, self._near = set(workers), set(workers)
+        self._last = dict.fromkeys(workers, 0)
+        self._port_of.clear()
+        self._waiting.clear()
+        self._shard.regroup(workers)
 
     def _welcome(self, port: Port, worker: int, hello: Hello) -> None:
         if hello.worker != worker:

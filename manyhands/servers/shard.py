@@ -22,6 +22,7 @@ from manyhands.servers.messages import (
     Add,
     Applied,
     AskReport,
+    AskStanding,
     AskState,
     Combine,
     Done,
@@ -41,7 +42,9 @@ from manyhands.servers.messages import (
     Put,
     Report,
     Request,
+    Resolve,
     Scale,
+    Standing,
     State,
     Take,
     Values,
@@ -129,6 +132,42 @@ class Shard:
         self._staleness_told: Counter[int] = Counter()
         self._leads_told: Counter[int] = Counter()
         self._count = 0
+        self._before: Clocks | None = (
+            None  # of a generation that is over, until it is known what of it counts
+        )
+        self._begun_held: list[_Update] = []  # of that, complete, and waiting for the norm over all servers
+        self._factor = 1.0  # of the last gradients that were limited
+
+    def regroup(self, workers: Sequence[int]) -> None:
+        """Other workers come; what those before had gathered waits until it is known whether it counts."""
+        if self._before is None:
+            self._before = self._clocks
+            if self._held:
+                self._clocks.rounds -= 1  # gathered, but not applied
+                self._begun_held = [update for held in self._held.values() for update in held]
+                self._held.clear()
+        self._unanswered.clear()
+        self._clocks = self._clocks.regrouped(workers)
+
+    def _standing(self) -> Standing:
+        begun = self._before.begun() if self._before else []
+        # What waits for a norm that nobody has put together yet is made again.
+        complete = bool(begun) and len(begun) == len(self._groups) and not self._awaits_scale
+        complete = complete and all(self._before and due.workers == self._before.workers for due in begun)
+        return Standing(rounds=self._clocks.rounds, is_complete=complete, factor=self._factor)
+
+    def _resolve(self, counts: bool, factor: float) -> None:
+        before, self._before = self._before, None
+        held, self._begun_held = self._begun_held, []
+        begun = before.begun() if before else []
+        if before and counts:
+            now, self._clocks = self._clocks, before  # it is the work of those workers
+            list(self._apply_all(begun))
+            self._apply_scaled(held, factor)
+            self._clocks = now
+            self._clocks.rounds += 1
+        self._gradients.clear()
+        self._unanswered.clear()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -189,6 +228,11 @@ class Shard:
         elif isinstance(message, GiveState):
             spans = [span for group in self._groups.values() for span in group.spans]
             self._updates.restore(spans, states.unpack(message.states))
+            yield worker, Done(number=message.number), None
+        elif isinstance(message, AskStanding):
+            yield worker, self._standing(), None
+        elif isinstance(message, Resolve):
+            self._resolve(message.counts, message.factor)
             yield worker, Done(number=message.number), None
         elif isinstance(message, AskReport):
             yield worker, self.report(), None
@@ -264,11 +308,15 @@ class Shard:
 
     def _scale(self, team: int, factor: float) -> Iterator[Reply]:
         """The norm over all servers is known: now the gathered gradients of this team can be applied."""
-        for update in self._held.pop(team, ()):
+        self._apply_scaled(self._held.pop(team, []), factor)
+        yield from self._answer()
+
+    def _apply_scaled(self, updates: list[_Update], factor: float) -> None:
+        self._factor = factor
+        for update in updates:
             for vector in update.given:
                 (vector.values() if vector.is_sparse else vector).mul_(factor)
             self._apply(update)
-        yield from self._answer()
 
     def _square(self, update: "_Update") -> float:
         """The square of the norm of an update's gradients together, without those of parameters that got none."""

@@ -68,6 +68,12 @@ class ParameterServer(Strategy):
         return SYNC if self.consistency == "sync" else ASYNC
 
     @property
+    def survives(self) -> bool:
+        """Where one worker speaks for others, nobody could speak in its place; what a worker keeps back of a layer's
+        gradients would be lost with it."""
+        return not self.cache and not self.every
+
+    @property
     def lockstep(self) -> bool:
         return self.rule.gathers
 

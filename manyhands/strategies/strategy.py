@@ -63,6 +63,19 @@ class Strategy:
         return True
 
     @property
+    def survives(self) -> bool:
+        """Whether a run goes on when a worker dies, joins or leaves; servers have to know how to do without it."""
+        return self.rule is None
+
+    def meets(self, steps: int) -> bool:
+        """Whether replicas exchange what they have learned in the step that follows after so many.
+
+        What a worker has used since is safe then: some state that has it survives the loss of any one worker. In other
+        steps workers with replicas of their own need nobody.
+        """
+        return True
+
+    @property
     def repeatable(self) -> bool:
         """Whether the same plan gives the same parameters again, to the bit."""
         return self.lockstep

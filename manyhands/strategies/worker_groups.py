@@ -80,6 +80,11 @@ class WorkerGroups(Strategy):
         )
 
     @property
+    def survives(self) -> bool:
+        """Groups are of equal size: there is no going on without a member."""
+        return self.owners == "workers" and self.groups == 1
+
+    @property
     def synchronous(self) -> bool:
         return self.groups == 1
 

@@ -196,14 +196,20 @@ def test_a_launcher_that_is_ended_leaves_nothing(
         assert error.splitlines()[-1] == f"error: interrupted by {number.name}"
 
 
-def test_a_worker_that_is_killed_ends_the_run_and_is_named(running: Running) -> None:
+def test_a_worker_that_is_killed_is_named_and_replaced(running: Running) -> None:
     os.kill(running.workers[1], signal.SIGKILL)
+    told = running.out / "events" / "launcher.jsonl"
+    assert wait_until(lambda: told.exists() and '"join"' in told.read_text())
+    death, join = (json.loads(line) for line in told.read_text().splitlines())
+    assert (death["kind"], death["rank"], death["pid"]) == ("death", 1, running.workers[1])
+    assert (join["kind"], join["rank"]) == ("join", 2)
+    assert not is_gone(running.workers[0]), "the other one has gone on"
+    running.processes = descendants(running.launcher.pid)
+    running.launcher.send_signal(signal.SIGTERM)
     error = running.said()
-    assert running.launcher.returncode == 128 + signal.SIGKILL
-    assert error.splitlines()[-1] == "error: worker 1 of 2 died: killed by SIGKILL"
+    assert running.launcher.returncode == 128 + signal.SIGTERM
+    assert "worker 1 died (killed by SIGKILL): noticed after" in error
     assert "Traceback" not in error
-    assert "worker 0" not in error
-    assert not (running.out / "summary.json").exists()
     # What the killed worker had recorded is there to be read, up to its last whole line.
     records = (running.out / "events" / "worker-1.jsonl").read_text().split("\n")[:-1]
     assert json.loads(records[-1])["rank"] == 1

@@ -41,7 +41,7 @@ def test_a_launcher_that_is_ended_leaves_nothing(number: signal.Signals, tmp_pat
     [
         ("parameter-server", 2, "server 0"),
         ("parameter-server:async", 2, "server 0"),
-        ("parameter-server:async", 1, "worker 1 of 2"),
+        ("parameter-server:cache=true", 1, "worker 1 of 2"),
     ],
 )
 def test_whoever_is_killed_ends_the_run_and_is_named(

@@ -31,6 +31,8 @@ consistency = "async"
 
 [cluster]
 workers = 4
+most_workers = 6
+replace = 1
 servers = 2
 threads = 1
 device = "cpu"
@@ -54,7 +56,7 @@ PLAN = Plan(
     model="mlp:hidden=512-256",
     data="synthetic:3x32x32:10,samples=128",
     strategy="parameter-server:consistency=async",
-    cluster=Cluster(workers=4, servers=2, threads=1, device="cpu"),
+    cluster=Cluster(workers=4, most_workers=6, replace=1, servers=2, threads=1, device="cpu"),
     train=Train(
         epochs=3,
         steps=7,
@@ -109,7 +111,7 @@ def test_a_file_that_says_nothing_is_the_default_job(tmp_path: Path) -> None:
 def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     flags = from_flags(
         *("--model", "mlp:hidden=512-256", "--data", "synthetic:3x32x32:10,samples=128"),
-        *("--strategy", "parameter-server:consistency=async", "--workers", "4", "--servers", "2"),
+        *("--strategy", "parameter-server:consistency=async", "--workers", "4:6", "--servers", "2"),
         *("--threads", "1", "--device", "cpu"),
         *("--epochs", "3", "--steps", "7", "--batch", "16", "--optimizer", "adamw:lr=0.001", "--seed", "11"),
     )
@@ -117,7 +119,9 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
         field: getattr(PLAN.train, field)
         for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment", "save")
     }
-    assert msgspec.structs.replace(flags, train=msgspec.structs.replace(flags.train, **only_in_files)) == PLAN
+    cluster = msgspec.structs.replace(flags.cluster, replace=PLAN.cluster.replace)
+    train = msgspec.structs.replace(flags.train, **only_in_files)
+    assert msgspec.structs.replace(flags, cluster=cluster, train=train) == PLAN
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
@@ -126,7 +130,7 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     expected = msgspec.structs.replace(
         PLAN,
         model="lenet",
-        cluster=msgspec.structs.replace(PLAN.cluster, workers=2),
+        cluster=msgspec.structs.replace(PLAN.cluster, workers=2, most_workers=2),
         train=msgspec.structs.replace(PLAN.train, batch=8, seed=5),
     )
     assert plan == expected
@@ -185,7 +189,7 @@ def test_a_world_that_someone_else_started_says_how_many_workers(
         ("[train]\nbatchsize = 3", r"unknown key in \[train\] 'batchsize'; known: epochs, steps, batch"),
         (
             "[cluster]\ngpus = 3",
-            r"unknown key in \[cluster\] 'gpus'; known: workers, servers, threads, device",
+            r"unknown key in \[cluster\] 'gpus'; known: workers, most_workers, replace, servers, threads, device",
         ),
         ("[model]\nhidden = 3", r"\[model\] needs a name"),
         ("[model]\nname = 3", r"\[model\] needs a name"),

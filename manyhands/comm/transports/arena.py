@@ -21,11 +21,12 @@ RESERVE = 0.05  # of the host's memory: what the operating system and the page c
 
 
 class Arena:
-    """Regions handed out one after the other; every worker asks for the same ones in the same order."""
+    """Regions handed out one after the other from `start` on; every worker asks for the same ones in the same order."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, start: int = 0) -> None:
         self.fd = fd
-        self._used = 0
+        self.start = start
+        self._used = start
         self._maps: list[mmap.mmap] = []
 
     def map(self, length: int) -> mmap.mmap:
@@ -59,6 +60,8 @@ class Arena:
 
     def give_back(self, start: int, stop: int) -> None:
         """Return the memory of a range to the kernel; whoever still looks at it sees zeros."""
+        if stop <= start:
+            return
         # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
         _libc.fallocate(self.fd, 3, ctypes.c_int64(start), ctypes.c_int64(stop - start))
 
