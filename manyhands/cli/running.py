@@ -18,7 +18,7 @@ from manyhands.cluster import invite as invites
 from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS, Seat
-from manyhands.cluster.survival import Event
+from manyhands.cluster.events import Event
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.telemetry import lines
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from manyhands.cluster import cores, supervisor
 from manyhands.cluster.coordination import Elastic
-from manyhands.cluster.survival import Event
+from manyhands.cluster.events import Event
 
 SCRIPT = Path(__file__).with_name("training.py")
 SIGNALS = {
