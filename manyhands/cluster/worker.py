@@ -150,9 +150,9 @@ def _show(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and not _is_the_users(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    sys.excepthook(
-        type(error), error.with_traceback(trace or error.__traceback__), trace or error.__traceback__
-    )
+    if trace is None and not isinstance(error, SyntaxError):  # which names its place itself
+        trace = error.__traceback__
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
     sys.stderr.flush()
 
 

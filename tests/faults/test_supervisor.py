@@ -285,8 +285,8 @@ def test_a_traceback_shows_the_users_frames_only_and_once(run: Run) -> None:
 
 
 def test_a_long_traceback_is_shown_whole(run: Run) -> None:
-    code = "\n        ".join(f"def f{n}(): f{n + 1}()" for n in range(60))
-    tail = run(f"{code}\n        f0()").outcome.tail
+    code = "\n".join(f"def f{n}(): f{n + 1}()" for n in range(60))
+    tail = run(f"{code}\nf0()").outcome.tail
     assert sum("File" in line for line in tail) == 61
     assert tail[-1].startswith("NameError")
 
