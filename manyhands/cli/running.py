@@ -16,9 +16,9 @@ from manyhands.cli.progress import Progress
 from manyhands.cluster import coordination, cores, supervisor
 from manyhands.cluster import invite as invites
 from manyhands.cluster.coordination import Elastic
+from manyhands.cluster.events import Event
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS, Seat
-from manyhands.cluster.events import Event
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.telemetry import lines
 
