@@ -1,8 +1,9 @@
 """Which server owns which part of the flat vector: a pure function, the same on workers and servers.
 
 Spans that follow each other form a **group**: what one message carries. A group is a few megabytes, so that a
-backward pass makes few messages and the first leave early. Each group goes to the server that has the fewest
-elements so far, so all servers have work from the beginning of the backward pass to its end.
+backward pass makes few messages and the first leave early. All groups are about equally long, and as many as give every
+server the same number. Each goes to the server that has the fewest elements so far, so all servers have work from the
+beginning of the backward pass to its end.
 """
 
 from dataclasses import dataclass
@@ -53,10 +54,10 @@ def share_out(
     layout: Layout, servers: int, itemsize: int, group_bytes: int = GROUP_BYTES
 ) -> tuple[Group, ...]:
     """Cut the spans into groups and give each an owner."""
-    most = min(group_bytes // itemsize, -(-layout.length // servers))
+    per_server = -(-layout.length * itemsize // (servers * group_bytes))
     owned = [0] * servers
     groups: list[Group] = []
-    for spans in _runs(layout, most):
+    for spans in _runs(layout, servers * per_server):
         server = owned.index(min(owned))
         group = Group(
             index=len(groups),
@@ -83,14 +84,17 @@ def _table(layout: Layout, span: Span) -> Table | None:
     return Table(rows=(min(span.stop, place.stop) - span.start) // columns, columns=columns)
 
 
-def _runs(layout: Layout, most: int) -> list[list[Span]]:
-    """Runs of at most so many elements, pushed equally often; a longer span is one of its own, and so is a table's."""
+def _runs(layout: Layout, pieces: int) -> list[list[Span]]:
+    """About so many runs of spans that are pushed equally often; a table's span is a run of its own."""
     runs: list[list[Span]] = []
+    piece = -1
     for span in layout.spans:
         before, place = _first(layout, runs[-1][0] if runs else span), _first(layout, span)
         alike = before.every == place.every and not (before.rows or place.rows)
-        if runs and alike and span.stop - runs[-1][0].start <= most:
+        middle = (span.start + span.stop) * pieces // (2 * layout.length)  # the piece that it lies in
+        if runs and alike and middle == piece:
             runs[-1].append(span)
         else:
             runs.append([span])
+        piece = middle
     return runs
