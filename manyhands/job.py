@@ -2,10 +2,12 @@
 
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,8 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import manyhands as mh
-from manyhands import data, models, spec, telemetry
+from manyhands import data, intervals, models, spec, telemetry
 from manyhands import plan as plans
+from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import own_seat
 from manyhands.data.ledger import rounds
 from manyhands.errors import UnknownName, UsageError
@@ -65,8 +68,11 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         scheduler=scheduler,
         clip_norm=plan.train.clip_norm,
         seed=plan.train.seed,
+        save_every=plan.train.save_every if local.RUN_DIR in os.environ else intervals.NEVER,
+        keep=plan.train.keep,
         strategy=plan.strategy,
     )
+    session.plan = msgspec.to_builtins(plan)
     if say and why:
         say(why)
     # Workers draw different dropout masks; a resumed run takes the saved states instead.
@@ -92,8 +98,6 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
             quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
             speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
             say(f"step {session.steps}/{total}  {quality}  {speed}")
-        if plan.train.save and session.out:
-            session.save()
     if not session.measured:
         session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
     return session

@@ -8,7 +8,12 @@ from manyhands.errors import UsageError
 STEP, END_OF_DATA, EVALUATE, SAVE, RESUME, FINISH = range(6)
 WORDS = ("steps", "has reached the end of its data", "evaluates", "saves", "resumes", "finishes")
 
-Rows = list[list[float]]  # by rank: purpose, samples, digest of the settings, rounds drawn, change
+# What a worker asks all others to do with it, once the step is made; the later includes the earlier.
+NOTHING, SAVE_NOW, LEAVE = range(3)
+
+Rows = list[
+    list[float]
+]  # by rank: purpose, samples, digest of the settings, rounds used, change, what is asked for
 
 
 class Meeting:
@@ -30,22 +35,29 @@ class Meeting:
         return sum(row[1] for row in self._known())
 
     def drawn(self) -> list[int]:
-        """How many rounds of the data each worker has drawn."""
+        """How many rounds of the data each worker has used, those of this step included."""
         return [int(row[3]) for row in self._known()]
 
     def change_is_wanted(self) -> bool:
         """Whether someone has heard that the members of the run are to change."""
         return any(row[4] for row in self._known())
 
+    def asked(self) -> int:
+        """The most that anyone asks for."""
+        return int(max(row[5] for row in self._known()))
+
     def anyone_steps(self) -> bool:
-        """Whether the others need us for a step; if nobody does, all must have come for the same thing."""
+        """Whether the others need us for a step."""
+        return any(row[0] == STEP for row in self._known())
+
+    def is_unanimous(self) -> bool:
+        """Whether all have come for the same thing; where some have come because they ask for something, others need
+        not have known, and all come again."""
         purposes = [int(row[0]) for row in self._known()]
-        if STEP in purposes:
-            return True
         for rank, purpose in enumerate(purposes):
-            if purpose != purposes[0]:
+            if purpose != purposes[0] and self.asked() == NOTHING:
                 raise UsageError(
                     f"the scripts have parted: worker 0 {WORDS[purposes[0]]} while worker {rank} {WORDS[purpose]}; "
                     "evaluate, save and leave loops at the same points on all workers"
                 )
-        return False
+        return len(set(purposes)) == 1

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from manyhands import fairness, spec, strategies
+from manyhands import fairness, intervals, spec, strategies
+from manyhands.checkpoint.putting import KEEP
 from manyhands.errors import UnknownName, UsageError
 
 DEVICES = ("cpu", "cuda")
@@ -45,7 +46,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     size: int | None = None  # pictures are scaled to size × size
     augment: bool = False
     seed: int = 0
-    save: bool = True  # a checkpoint after every epoch
+    save_every: str = "epoch"  # or `500 steps`, `10 min`, `never`; and at the end, unless never
+    keep: int = KEEP  # checkpoints that remain
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """How many steps the whole run takes."""
@@ -76,9 +78,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ("batch", train.batch),
             ("accumulate", train.accumulate),
             ("size", train.size),
+            ("keep", train.keep),
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
+        intervals.parse(train.save_every)
         replace, most = self.cluster.replace, self.cluster.most_workers
         if replace is not None and replace < 0:
             raise UsageError(f"replace={replace}: it must be 0 or more")
@@ -144,6 +148,7 @@ def read(path: Path) -> Plan:
         raise UsageError(f"{path} is not valid {form}: {error}") from None
     if not isinstance(words, dict):
         raise UsageError(f"{path} holds no plan: expected the sections {', '.join(Plan.__struct_fields__)}")
+    _modernise(words)
     _only_known(words, Plan, f"{path}: unknown section")
     for section, kind in (("cluster", Cluster), ("train", Train)):
         if isinstance(words.get(section), Mapping):
@@ -156,6 +161,13 @@ def read(path: Path) -> Plan:
     except msgspec.ValidationError as error:
         reason, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{path}: {where.rstrip('`') or 'plan'}: {reason}") from None
+
+
+def _modernise(words: dict[str, Any]) -> None:
+    """Plans of runs that began when `save` was yes or no go on."""
+    train = words.get("train")
+    if isinstance(train, dict) and isinstance(train.get("save"), bool):
+        train["save_every"] = "epoch" if train.pop("save") else intervals.NEVER
 
 
 def _only_known(words: Mapping[str, Any], kind: type[msgspec.Struct], complaint: str) -> None:

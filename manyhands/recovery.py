@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -64,6 +65,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     full: int
     outside: int
     resumed: Any
+    place: str | None
+    extra: Any
+    saved_steps: int
+    saved_epochs: int
     groups: list[Any]
     scheduler: Any
     feed: FeedRecord | None
@@ -279,6 +284,10 @@ def _record(session: "Session") -> bytes:
             full=session.full,
             outside=session.outside,
             resumed=session.resumed,
+            place=str(session.place) if session.place else None,
+            extra=session.extra,
+            saved_steps=session.cadence.saved_steps,
+            saved_epochs=session.cadence.saved_epochs,
             groups=[plain(group) for group in session.optimizer.param_groups],
             scheduler=plain(scheduler.state_dict()) if scheduler is not None else None,
             feed=session.feed.record(),
@@ -294,6 +303,8 @@ def _take_over(session: "Session", record: Record) -> None:
     session.samples_before = record.samples - record.position
     session.parted, session.resumed = record.parted, record.resumed
     session.full = record.full
+    session.place, session.extra = Path(record.place) if record.place else None, record.extra
+    session.cadence.mark(steps=record.saved_steps, epochs=record.saved_epochs)
     session.measured = {name: float("nan") if v is None else v for name, v in record.measured.items()}
     session.feed.take_over(record.feed, record.seed)
     for group, saved in zip(session.optimizer.param_groups, record.groups, strict=True):

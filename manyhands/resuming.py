@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manyhands import checkpoint, served, strategies, telemetry
+from manyhands import checkpoint, random_states, served, strategies
+from manyhands.checkpoint.background import wait_for
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, Diverged
-from manyhands.replica.apart import collect_apart, hand_out_apart
+from manyhands.replica import history
+from manyhands.replica.apart import differing, hand_out_apart
 from manyhands.replica.state import distribute, model_tensors, owners_differ
 
 PAIRS = "pairs"
@@ -21,47 +23,50 @@ if TYPE_CHECKING:
     from manyhands.sessions import Session
 
 
-def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
-    """Collect the state from all workers; worker 0 writes, the others wait until it is safe on disk."""
+def save(session: "Session", directory: Path, extra: dict[str, Any], keep: int) -> None:
+    """Collect the state from all workers, and have it written."""
     world = session.world
     _only_numbers(session)
-    if session.replica.needs_closure and world.rank == 0:
-        name = type(session.optimizer).__name__
-        warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
     own, states = session.collect()
-    everyone_has_its_own = not session.served and not owners_differ(session.replica)
-    others, apart = collect_apart(own, states, world) if everyone_has_its_own else ({}, {})
-    tensors = own | others | model_tensors(session.replica)
-    settings = _settings_of_all(session)
-    random = world.gather(torch.get_rng_state().numpy().tobytes())
-    problem = ""
+    apart: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    if not session.served and not owners_differ(session.replica):
+        tensors, apart = differing(own, states, world)
+    form = None
     if world.rank == 0:
-        record = {
-            "steps": session.steps,
-            "epoch": session.epoch,
-            "committed": [list(one) for one in session.feed.committed],
-            "samples": session.samples,
-            "seed": session.seed,
-            "workers": world.size,
-            "strategy": strategies.describe(session.strategy),
-            "optimizer": states,
-            "apart": apart,
-            "optimizer_class": type(session.optimizer).__name__,
-            "groups": settings[0],
-            "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
-            "scheduler": plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
-            "random": [state.hex() for state in random],
-            "extra": extra,
-        }
-        try:
-            checkpoint.save(directory, step=session.steps, tensors=tensors, record=record)
-        except CheckpointError as error:
-            problem = str(error)
-    told = world.gather(problem.encode())[0]
-    if told:
-        raise CheckpointError(told.decode())
-    telemetry.event("checkpoint", step=session.steps)
-    return directory
+        tensors = own | model_tensors(session.replica)
+    if world.rank == 0 and session.replica.needs_closure and not session.served:
+        past, form = history.collect(session.optimizer)
+        tensors |= past
+    settings = _of_all(session.world, [plain(group) for group in session.optimizer.param_groups])
+    random = _of_all(session.world, random_states.capture())
+    record = {
+        "steps": session.steps,
+        "epoch": session.epoch,
+        "committed": [list(one) for one in session.feed.committed],
+        "checks": session.feed.checks,
+        "samples": session.samples,
+        "seed": session.seed,
+        "workers": world.size,
+        "strategy": strategies.describe(session.strategy),
+        "plan": session.plan,
+        "optimizer": states,
+        "history": form,
+        "apart": apart,
+        "optimizer_class": type(session.optimizer).__name__,
+        "groups": settings[0],
+        "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
+        "scheduler": plain(session.scheduler.state_dict()) if session.scheduler is not None else None,
+        "random": random,
+        "extra": extra,
+    }
+    session.saver.save(
+        directory,
+        step=session.steps,
+        tensors=tensors,
+        record=record if world.rank == 0 else None,
+        keep=keep,
+    )
 
 
 def _only_numbers(session: "Session") -> None:
@@ -78,9 +83,10 @@ def _only_numbers(session: "Session") -> None:
 
 def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
     """Become what was saved, on however many workers there are now."""
-    tensors, record = _load(session.world, directory)
+    tensors, record = _load(session, directory)
     if record is None:
         return None
+    _modernise(record, directory)
     if record["optimizer_class"] != type(session.optimizer).__name__:
         raise CheckpointError(
             f"the checkpoint in {directory} was made with {record['optimizer_class']} and this session has "
@@ -95,9 +101,11 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
             own = hand_out_apart(tensors, world)
             own_states = record["apart"].get(str(world.rank), own_states)
         distribute(session.replica, session.comm, world, tensors, record["optimizer"], own, own_states)
+    if record["history"] is not None and session.replica.needs_closure and not session.served:
+        history.distribute(session.optimizer, record["history"], tensors, world)
     session.steps = session.replica.steps = record["steps"]
     session.epoch = record["epoch"]
-    session.feed.resume([(first, last) for first, last in record["committed"]])
+    session.feed.resume([(first, last) for first, last in record["committed"]], record["checks"])
     session.position = sum(last - first for first, last in record["committed"])
     session.samples, session.seed = record["samples"], record["seed"]
     groups = record["groups"]
@@ -110,27 +118,59 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
         saved = record["scheduler"]
         session.scheduler.load_state_dict({key: like(value, now.get(key)) for key, value in saved.items()})
     if record["workers"] == world.size:
-        state = bytes.fromhex(record["random"][world.rank])
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        random_states.restore(record["random"][world.rank])
     return dict(record["extra"])
 
 
-def _settings_of_all(session: "Session") -> list[Any]:
-    """The optimizers' settings, by rank: some strategies let them differ."""
-    own = [plain(group) for group in session.optimizer.param_groups]
-    return [json.loads(row) for row in session.world.gather(json.dumps(own).encode())]
+def _modernise(record: dict[str, Any], directory: Path) -> None:
+    """What earlier versions did not save is as it was for them; what is no session's checkpoint is refused."""
+    needed = (
+        "steps",
+        "epoch",
+        "samples",
+        "seed",
+        "workers",
+        "optimizer",
+        "optimizer_class",
+        "groups",
+        "random",
+    )
+    if lacking := [name for name in needed if name not in record]:
+        raise CheckpointError(
+            f"the checkpoint in {directory} does not say {', '.join(lacking)}: it was not saved by a session, or by a "
+            "version of manyhands that this one does not know; start again without it"
+        )
+    position = record.pop("position", 0)  # when all that was used were the first samples of the order
+    record.setdefault("committed", [[0, position]] if position else [])
+    record["random"] = [{"torch": one} if isinstance(one, str) else one for one in record["random"]]
+    added: dict[str, Any] = {"apart": {}, "groups_apart": {}, "extra": {}, "checks": []}
+    added |= {"scheduler": None, "history": None}
+    for name, value in added.items():
+        record.setdefault(name, value)
 
 
-def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+def _of_all(world: World, own: Any) -> list[Any]:
+    """Everyone's plain values, by rank."""
+    return [json.loads(row) for row in world.gather(json.dumps(own).encode())]
+
+
+def _load(session: "Session", directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Worker 0 reads and the others are told: there need not be a common disk."""
+    world = session.world
     tensors: dict[str, Tensor] = {}
     record: dict[str, Any] | None = None
     problem = ""
+    if world.rank == 0:
+        wait_for(directory)  # another session may be saving there
     if world.rank == 0 and directory.exists() and any(directory.iterdir()):
-        try:
-            tensors, record = checkpoint.load(directory)
-        except CheckpointError as error:
-            problem = str(error)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                tensors, record = checkpoint.load(directory)
+            except CheckpointError as error:
+                problem = str(error)
+        for warning in caught:
+            session.warn(str(warning.message))
     told = world.gather(json.dumps([problem, record]).encode() if world.rank == 0 else b"")[0]
     problem, record = json.loads(told)
     if problem:

@@ -5,13 +5,14 @@ import contextlib
 import os
 import struct
 import sys
+import time
 import weakref
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import torch
@@ -19,7 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from manyhands import recovery, resuming, served, strategies, telemetry
+from manyhands import intervals, recovery, resuming, served, strategies, telemetry
+from manyhands.checkpoint import background
+from manyhands.checkpoint.putting import KEEP
+from manyhands.cluster import leaving, worker
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.launchers import local
 from manyhands.cluster.member import Member, Regroup
@@ -27,16 +31,29 @@ from manyhands.cluster.seat import Seat
 from manyhands.cluster.world import Station, World, join
 from manyhands.comm.comm import Comm
 from manyhands.comm.transports.host import Progress
-from manyhands.data.ledger import Dealing
+from manyhands.data.ledger import Dealing, Range, Ranges
 from manyhands.data.loading import gather, prefetch, samples_in, split
 from manyhands.divergence import LossWatch, Suspects
-from manyhands.errors import PeerLost, UsageError
+from manyhands.errors import CheckpointError, ManyhandsError, PeerLost, UsageError
 from manyhands.feeding import Feed
-from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
+from manyhands.intervals import Cadence
+from manyhands.meeting import (
+    END_OF_DATA,
+    EVALUATE,
+    FINISH,
+    LEAVE,
+    NOTHING,
+    RESUME,
+    SAVE,
+    SAVE_NOW,
+    STEP,
+    Meeting,
+)
 from manyhands.replica.inheritance import Undo
 from manyhands.replica.replica import Loss, Replica, Share
 from manyhands.replica.state import States, average_buffers, collect, give_back_state
 from manyhands.replica.updates import hyper_parameters, is_watched, set_hyper_parameters
+from manyhands.saving import Saver
 from manyhands.servers.client import Servers
 from manyhands.stopwatch import Stopwatch
 from manyhands.strategies import Asked
@@ -53,6 +70,8 @@ def session(
     scheduler: Any = None,
     clip_norm: float | None = None,
     seed: int = 0,
+    save_every: str = intervals.NEVER,
+    keep: int = KEEP,
     strategy: str | None = None,
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
@@ -60,10 +79,12 @@ def session(
     A process that was started as a server serves, and ends with the run: it does not return from this call.
 
     `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
-    the session. `clip_norm` limits the global norm of the gradient. `strategy` is for scripts that insist on one;
-    normally the launcher chooses.
+    the session. `clip_norm` limits the global norm of the gradient. With `save_every` the session saves by itself, as
+    `10 min`, `500 steps` or `epoch`, into the run's directory or where checkpoints were last saved or looked for; the
+    `keep` newest remain. `strategy` is for scripts that insist on one; normally the launcher chooses.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
+    leaving.listen()
     made = Session(
         model,
         optimizer,
@@ -73,6 +94,8 @@ def session(
         scheduler=scheduler,
         clip_norm=clip_norm,
         seed=seed,
+        save_every=save_every,
+        keep=keep,
         member=_member,
     )
     _sessions.append(weakref.ref(made))
@@ -93,6 +116,8 @@ class Session:
         scheduler: Any = None,
         clip_norm: float | None = None,
         seed: int = 0,
+        save_every: str = intervals.NEVER,
+        keep: int = KEEP,
         out: Path | None = None,
         member: Member | None = None,
         journaled: bool = False,
@@ -132,6 +157,14 @@ class Session:
         self.parted = False  # whether there were steps since the replicas last agreed
         self._uncounted = 0  # samples of this worker that the others have not heard of
         self._total_bytes: list[float] = []
+        self.plan: dict[str, Any] | None = None  # saved with every checkpoint, where there is one
+        self.saver = Saver(world, self.warn)
+        self.cadence = Cadence(intervals.parse(save_every))
+        self._keep = keep
+        self.place: Path | None = None  # where checkpoints were last saved or looked for
+        self.extra: dict[str, Any] = {}  # what the script last had in one
+        self._doing = NOTHING  # of what workers ask each other for
+        self._unsaved = ""  # why the last save before the end is not on the disk
         if self.out:
             telemetry.open(self.out / "events" / f"worker-{number}.jsonl", rank=number)
         self.servers: Servers | None = None
@@ -164,6 +197,7 @@ class Session:
         if self.world is _current:
             _stay_in(world)
         self.world, self.comm, self.servers = world, comm, servers
+        self.saver.world = world
         self._replica = replica
         self.has_state = True
         self._change_is_due = False
@@ -204,9 +238,10 @@ class Session:
             self.outside += 1
             if self.outside <= self.outside_before:
                 return self.last_loss
-        return self._surviving(lambda: self._step(parts, len(batches)))
+        places = self.feed.audit.find(batches) if self.feed.data is not None else []
+        return self._surviving(lambda: self._step(parts, len(batches), places))
 
-    def _step(self, parts: list[tuple[Any, int]], batches: int) -> Callable[[], float]:
+    def _step(self, parts: list[tuple[Any, int]], batches: int, places: Ranges) -> Callable[[], float]:
         """What has to be tried until it is done: this step."""
         steps = self.steps
 
@@ -216,13 +251,17 @@ class Session:
                 return self.last_loss
             if not self.strategy.lockstep:
                 self._look_up()
-                loss = self._run(parts, None)
+                loss = self._run(parts, None, places)
                 self._advance(batches)
+                self._answer(self._wish(STEP, self.steps))
                 return loss
             if self.commits < self.alone_until:
-                return self._run(parts, None)
+                return self._run(parts, None, places)
             samples = sum(samples for _, samples in parts)
-            return self._run(parts, self._open(STEP, samples=samples))
+            meeting = self._open(STEP, samples=samples)
+            loss = self._run(parts, meeting, places)
+            self._answer(meeting.asked())
+            return loss
 
         return attempt
 
@@ -240,6 +279,8 @@ class Session:
 
     def _call(self, make: Callable[[], Callable[[], T]], otherwise: Callable[[], T]) -> T:
         """The same, for what all scripts do equally often: what was done before this worker came it passes over."""
+        if self.feed.data is not None or self._is_in_own_loop:
+            return self._surviving(make)  # a loop counts as one, whatever is done in it
         calls = self.calls
         if calls < self.caught_up_at:
             self.calls += 1
@@ -268,7 +309,9 @@ class Session:
             self._broken = f"{type(error).__name__}: {error}"
             raise
 
-    def _run(self, parts: list[tuple[Any, int]], meeting: Meeting | None) -> float:
+    def _run(
+        self, parts: list[tuple[Any, int]], meeting: Meeting | None, places: Sequence[Range] = ()
+    ) -> float:
         """The step itself; without a meeting nobody knows what the others do."""
         own = float(sum(samples for _, samples in parts))
         total = meeting.total if meeting else lambda: own
@@ -278,6 +321,7 @@ class Session:
         meets = self.strategy.meets(self.replica.steps)
 
         def finish(loss: float) -> None:
+            self.feed.audit.used += places
             self._finish(loss, meeting, share, meets)
 
         together = self.strategy.lockstep and (meets or not self.replica.is_own)
@@ -321,17 +365,19 @@ class Session:
                 if meets:
                     self.feed.commit()
         self._uncounted += 0 if meeting else share.samples
+        self.feed.used = self.feed.drawn
         if self._progress:
-            self._progress.publish(self.feed.drawn)
+            self._progress.publish(self.feed.used)
         self._clock.lap(total)
         if self.member:
             self.member.stepped(self.steps)
             self._change_is_due = bool(meeting and meeting.change_is_wanted())
         telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
+        self.saver.look()
         if share.parts:
             self.last_loss = loss
             if warning := self._watch.see(self.steps, loss):
-                self._warn(warning)
+                self.warn(warning)
 
     def _show_step(self, loss: float) -> None:
         """Hooks and schedulers see `step` called also where others make the update; without gradients it changes
@@ -340,7 +386,7 @@ class Session:
         if is_watched(self.optimizer) and (self.served or not evaluates):
             self.optimizer.step(*[lambda: loss] * evaluates)
 
-    def _warn(self, warning: str) -> None:
+    def warn(self, warning: str) -> None:
         """Every worker records what it saw; one says it, since all are likely to see the same."""
         telemetry.event("warning", step=self.steps, text=warning)
         if self.world.rank == 0:
@@ -378,10 +424,49 @@ class Session:
         values = hyper_parameters(self.optimizer)
         digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
         change = self.member is not None and self.member.wants_change
+        # What a script has not used by the end of a loop it does not want.
+        used = self.feed.drawn if purpose in (STEP, END_OF_DATA) else self.feed.used
+        wish = self._wish(purpose, self.steps + 1)
         rows = self.world.start_exchange(
-            [float(purpose), float(samples), float(digest), float(self.feed.drawn), float(change)]
+            [float(number) for number in (purpose, samples, digest, used, change, wish)]
         )
         return Meeting(rows, self._same_hyper_parameters)
+
+    def _wish(self, purpose: int, steps: int) -> int:
+        """What this worker asks all others to do with it, after so many steps."""
+        if leaving.is_asked() and purpose not in (RESUME, FINISH):
+            return LEAVE
+        is_due = purpose == STEP and self.cadence.is_due(steps=steps, epochs=self.epoch)
+        return max(self._doing, SAVE_NOW if is_due else NOTHING)
+
+    def _answer(self, asked: int) -> None:
+        """Do what someone has asked for; all do it at the same point."""
+        if asked <= self._doing:
+            return
+        before, self._doing = self._doing, asked
+        try:
+            if asked == LEAVE:
+                self._save_and_leave()
+            self._save(self.place or self._checkpoints(None), self.extra, self._keep)
+        finally:
+            self._doing = before
+
+    def _save_and_leave(self) -> NoReturn:
+        """The machine is about to be taken away."""
+        place = self.place or (self.out / "checkpoints" if self.out else None)
+        has_place = self.world.exchange([float(place is not None)])[0][0]
+        if has_place:
+            self._save(place or Path(), self.extra, self._keep)
+            if problem := self._saved():
+                raise CheckpointError(problem)
+        if self.world.rank == 0:
+            what = f"saved step {self.steps} in {place}" if has_place else "there is no directory to save in"
+            print(f"asked to leave: {what}", file=sys.stderr, flush=True)
+        self._closed = True
+        telemetry.event("end", step=self.steps)
+        if self.servers is not None:
+            self.servers.close()
+        raise SystemExit(local.EXIT_SAVED if has_place else local.EXIT_TERMINATED)
 
     def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
         """Workers with data must agree; a worker without follows them, since it may own spans all the same."""
@@ -404,14 +489,21 @@ class Session:
 
     def _gather_everyone(self, purpose: int) -> None:
         """Take part in the others' steps, without data of our own, until all have come for the same thing."""
-        if not self.strategy.lockstep:
-            self._look_up()
-            self.strategy.leave(self.replica, self.comm)
-        while self.commits < self.alone_until:
-            self._run([], None)
-        while (meeting := self._open(purpose)).anyone_steps():
-            self._run([], meeting)
-        if self.feed.data is not None:
+        while True:
+            if not self.strategy.lockstep:
+                self._look_up()
+                self.strategy.leave(self.replica, self.comm)
+            while self.commits < self.alone_until:
+                self._run([], None)
+            meeting = self._open(purpose)
+            if meeting.anyone_steps():
+                self._run([], meeting)
+                self._answer(meeting.asked())
+            elif meeting.asked() > self._doing:
+                self._answer(meeting.asked())
+            elif meeting.is_unanimous():
+                break
+        if self.feed.is_under_way:
             self.feed.note(meeting.drawn())
         self._change_is_due = meeting.change_is_wanted()
         if not self.strategy.lockstep:
@@ -493,8 +585,9 @@ class Session:
         assert dealing is not None
         ahead = prefetch(self.feed.batches(dealing, self.world.rank))
         try:
-            for batch in ahead:
+            for places, batch in ahead:
                 self.feed.drawn += 1
+                self.feed.audit.hand(batch, places)
                 yield batch
                 if self.feed.dealing is not dealing or self.caught_up_at > calls:
                     break
@@ -513,14 +606,22 @@ class Session:
         if self.member:
             self._agree()  # an epoch is over when what was learned in it is safe
         self.feed.commit()
-        if dealing and not self.feed.end_epoch():
+        if dealing and not self.feed.is_complete:
             self.feed.deal(self.world.size)
             return
         if dealing:
+            self.feed.end_epoch(self._everyones_notes())
             self.samples = self.samples_before + self.feed.length  # what the dead had used does not count
         self.calls += 1
         self.epoch += 1
         self.position = 0
+        if self.cadence.is_due_at_the_end_of(self.epoch):
+            self._answer(SAVE_NOW)
+
+    def _everyones_notes(self) -> list[Ranges]:
+        """Of the samples that the steps of each worker have used in this epoch."""
+        said = self.world.gather(msgspec.json.encode(self.feed.audit.used))
+        return [msgspec.json.decode(row, type=Ranges) for row in said]
 
     # Evaluation
 
@@ -584,15 +685,47 @@ class Session:
 
     # Saving and resuming
 
-    def save(self, directory: Path | str | None = None, *, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write a complete checkpoint (worker 0 does the writing) and return the directory it is in."""
+    def save(
+        self,
+        directory: Path | str | None = None,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        keep: int | None = None,
+        wait: bool = False,
+    ) -> Path:
+        """Save a complete checkpoint and return the directory that it will be in; the `keep` newest remain there.
+
+        Training stops for a copy of the state into memory. Another process writes it, and a failure of that is a
+        warning; the next save waits for it, and so does the end, where a checkpoint that could not be written is
+        an error. With `wait` the checkpoint is on the disk when this returns.
+        """
         target = self._checkpoints(directory)
 
         def attempt() -> Path:
-            self._pause(SAVE)
-            return resuming.save(self, target, dict(extra or {}))
+            self._save(target, dict(extra or {}), self._keep if keep is None else keep)
+            if wait and (problem := self._saved()):
+                raise CheckpointError(problem)
+            return target
 
         return self._call(lambda: attempt, lambda: target)
+
+    def _save(self, target: Path, extra: dict[str, Any], keep: int) -> None:
+        began_s = time.monotonic()
+        self._pause(SAVE)
+        self._write(target, extra, keep)
+        telemetry.event("checkpoint", step=self.steps, stopped_s=time.monotonic() - began_s)
+
+    def _write(self, target: Path, extra: dict[str, Any], keep: int) -> None:
+        """All have paused."""
+        resuming.save(self, target, extra, keep)
+        self.place, self.extra = target, extra
+        self.cadence.mark(steps=self.steps, epochs=self.epoch)
+
+    def _saved(self) -> str:
+        """When all saves are over: why the last one is not on the disk, if it is not."""
+        while (problem := self.saver.outcome()) is None:
+            self._write(self.place or Path(), self.extra, self._keep)
+        return problem
 
     def resume(self, directory: Path | str | None = None) -> dict[str, Any] | None:
         """Go on from the newest checkpoint there; returns what was given as `extra`, or None if there is none."""
@@ -601,6 +734,10 @@ class Session:
         def attempt() -> dict[str, Any] | None:
             self._pause(RESUME)
             self.resumed = resuming.resume(self, target)
+            self.place = target  # where the next run will look
+            if self.resumed is not None:
+                self.extra = self.resumed
+                self.cadence.mark(steps=self.steps, epochs=self.epoch)
             return self.resumed
 
         return self._call(lambda: attempt, lambda: self.resumed)
@@ -640,7 +777,7 @@ class Session:
             "bytes_sent": int(bytes_sent),
             "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),
-            "committed": dict(self.feed.tally),
+            "committed": self.feed.report,
             **more,
         }
 
@@ -653,6 +790,7 @@ class Session:
                 self.replica.release()
             if self.servers is not None:
                 self.servers.close()
+            self._complain()
 
     def finish(self) -> None:
         """Wait for everyone and write the summary; what happens at the end of a process that did not close."""
@@ -660,6 +798,12 @@ class Session:
             self._end()
             if self.servers is not None:
                 self.servers.close()
+            self._complain()
+
+    def _complain(self) -> None:
+        """All is over and done, but for one thing."""
+        if self._unsaved:
+            raise CheckpointError(self._unsaved)
 
     def _end(self) -> None:
         self._surviving(lambda: self._end_together)
@@ -669,11 +813,17 @@ class Session:
             temporary = self.out / ".summary.json"
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.summary())))
             temporary.replace(self.out / "summary.json")
-        if self.out and all(other is self or other._closed for other in _open_sessions()):
-            telemetry.close()
+        if all(other is self or other._closed for other in _open_sessions()):
+            leaving.stop_listening()
+            if self.out:
+                telemetry.close()
 
     def _end_together(self) -> None:
         self._pause(FINISH)
+        if any(row[0] for row in self.world.exchange([float(self.cadence.is_behind(self.steps))])):
+            self._write(self.place or self._checkpoints(None), self.extra, self._keep)
+        self._unsaved = self._saved()
+        self.feed.end(self._everyones_notes())
         everyone = self.world.exchange(_own_bytes())
         self._total_bytes = [sum(column) for column in zip(*everyone, strict=True)]
         if self.served:
@@ -725,6 +875,7 @@ def _world() -> World | Station:
         _member = recovery.membership(os.environ)
         _current = recovery.first_world(_member) if _member else join()
         atexit.register(_leave, os.getpid())
+        worker.before_termination.append(background.abandon_all)
     return _current
 
 
@@ -751,13 +902,23 @@ def _leave(pid: int) -> None:
     global _current
     if os.getpid() != pid:
         return
+    problem: ManyhandsError | None = None
     if getattr(sys, "last_value", None) is None:
-        # Whoever died meanwhile says why, and whoever told us to end knows it: there is nothing to add.
-        with contextlib.suppress(PeerLost, SystemExit):
+        try:
             for open_session in _open_sessions():
                 open_session.finish()
+        except (PeerLost, SystemExit):
+            pass  # whoever died meanwhile says why, and whoever told us to end knows it: there is nothing to add
+        except ManyhandsError as error:
+            problem = error
+    for open_session in _open_sessions():
+        open_session.saver.wait_alone()  # what was copied before an error is as good as ever
     if _current is not None:
         _current.close()
         _current = None
     if _member is not None:
         _member.close()
+    if problem:
+        worker.refuse(problem)
+        telemetry.close()
+        os._exit(local.EXIT_REFUSED)  # at this point an exception would no longer change the exit code

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,9 +16,9 @@ from manyhands.cli.progress import Progress
 from manyhands.cluster import coordination, cores, supervisor
 from manyhands.cluster import invite as invites
 from manyhands.cluster.coordination import Elastic
+from manyhands.cluster.events import Event
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS, Seat
-from manyhands.cluster.survival import Event
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.telemetry import lines
 
@@ -147,6 +148,7 @@ def join_run(address: str, command: list[str]) -> int:
             arena=memory_fd,
             on_tick=look_after_the_run,
             on_line=lambda rank, line: print(line, file=sys.stderr, flush=True),
+            ask=signal.SIGUSR1,  # this worker alone: the run goes on without it
         )
     finally:
         os.close(memory_fd)
@@ -211,7 +213,9 @@ def run_workers(
 
 def _end(outcome: supervisor.Outcome) -> int:
     """Say how it ended, if it did not end well."""
-    if not outcome.ok:
+    if outcome.exit_code == local.EXIT_SAVED:
+        print(outcome.message, file=sys.stderr)
+    elif not outcome.ok:
         refusal = [line for line in outcome.tail if line.startswith("error: ")]
         if outcome.exit_code == 2 and refusal:
             print(refusal[-1], file=sys.stderr)

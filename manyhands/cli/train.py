@@ -13,6 +13,7 @@ import msgspec
 
 from manyhands import plan as plans
 from manyhands import strategies
+from manyhands.checkpoint.shelf import latest
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import (
     check_workers,
@@ -30,7 +31,8 @@ from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 from manyhands.plan import Plan
 
-CLUSTER = ("workers", "most_workers", "servers", "threads", "device")
+CLUSTER = ("workers", "most_workers", "servers", "threads", "device")  # flags that are words of [cluster]
+TRAIN = ("batch", "optimizer", "seed", "save_every", "keep")  # flags that are words of [train]
 
 EXAMPLES = f"""\
 examples:
@@ -39,7 +41,8 @@ examples:
   manyhands train --model mlp:hidden=512-512 --optimizer adamw:lr=0.001
   manyhands train --strategy {strategies.DEFAULT}:topology=ring --workers 4
   manyhands train job.toml --epochs 3                    flags override the file
-  manyhands train --out runs/a --resume                  go on where that run stopped
+  manyhands train --out runs/a --save-every 10min --keep 5
+  manyhands train --out runs/a --resume                  go on where that run stopped, on other --workers if need be
   torchrun --nproc-per-node 2 --no-python manyhands train    joins the world of torchrun, mpirun or Slurm
 
 a spec file has the same words:
@@ -100,6 +103,12 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)"
     )
+    parser.add_argument(
+        "--save-every",
+        metavar="T",
+        help="epoch, 500steps, 10min or never: when to write a checkpoint (default: epoch; and at the end)",
+    )
+    parser.add_argument("--keep", type=int, metavar="N", help="checkpoints that remain (default 3)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --out")
     parser.add_argument("--fetch", action="store_true", help="download published data that is not there yet")
     parser.add_argument(
@@ -169,7 +178,7 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
         check_workers(given.get("workers"), seat)
         cluster |= {"workers": seat.workers, "servers": seat.servers, "most_workers": None, "replace": None}
-    train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
+    train: dict[str, Any] = {key: given[key] for key in TRAIN if key in given}
     if options.epochs is not None or options.steps is not None:
         # Both say how long: either one given here replaces whatever the file says of both.
         train |= {"epochs": options.epochs, "steps": options.steps}
@@ -185,7 +194,7 @@ def _check_directory(options: argparse.Namespace) -> None:
     """Neither resume from nothing, nor let a new run push the checkpoints of an old one out."""
     if options.out is None:
         return
-    has_checkpoint = (options.out / "checkpoints" / "latest").exists()
+    has_checkpoint = latest(options.out / "checkpoints") is not None
     if options.resume and not has_checkpoint:
         raise UsageError(
             f"there is no checkpoint in {options.out} to resume from; start the run without --resume"
@@ -267,6 +276,8 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
     crew = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
     say(f"speed     {rate:,.0f} samples/s with {crew}")
     say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
+    if summary["committed"]:
+        say(f"ledger    {_ledger(summary['committed'])}")
     if (stale := summary.get("staleness")) and stale["histogram"]:
         say(f"staleness mean {stale['mean']:.2f}, at most {stale['max']} updates by others; {_shares(stale)}")
     if out is not None:
@@ -283,6 +294,19 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
     width = max(len(command) for command, _ in tries)
     for command, why in tries:
         say(f"  {command:<{width}}  {why}")
+
+
+def _ledger(committed: dict[str, Any]) -> str:
+    """Whether every sample of every epoch was used once; the epochs of which that is not true are named."""
+    count = len(committed["epochs"])
+    text = (
+        f"{committed['once']:,} samples of {count} epoch{'s' * (count > 1)} committed once, "
+        f"{committed['twice']:,} twice, {committed['never']:,} never"
+    )
+    odd = [check for check in committed["epochs"] if check["twice"] or check["never"]]
+    if odd:
+        text += f" (epoch {', '.join(str(check['epoch'] + 1) for check in odd)})"
+    return f"{text}; {committed['left']:,} left of the last one" if committed["left"] else text
 
 
 def _shares(stale: dict[str, Any]) -> str:

@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from manyhands.cluster import nursery
+from manyhands.cluster import leaving, nursery
 from manyhands.cluster.launchers import local
 from manyhands.errors import ManyhandsError
 
 _TAIL_LINES = 40
+_LAST_WORDS_LINES = 1000  # a traceback is shown whole
 _READ_BYTES = 1 << 16
 _NEVER = float("inf")
 
@@ -55,7 +56,7 @@ class Worker:
         """Keep a line of standard error; says whether it should be shown now."""
         if line == local.LAST_WORDS:
             self.speaks_last_words = True
-            self.tail.clear()
+            self.tail = deque(maxlen=_LAST_WORDS_LINES)
         else:
             self.tail.append(line)
         return not self.speaks_last_words
@@ -195,13 +196,16 @@ class Crew:
     def is_hatching(self) -> bool:
         return bool(self._unhatched)
 
-    def start(self, command: list[str], environ: dict[str, str]) -> int:
-        """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us; its number."""
+    def start(self, command: list[str], environ: dict[str, str], rank: int | None = None) -> int:
+        """Start the next process, in its own process group so that a terminal's Ctrl-C reaches only us; its number.
+
+        It is told that number as its rank, unless it takes another's.
+        """
         with _Ends(self.size) as ends:
             try:
                 process = subprocess.Popen(
                     command,
-                    env=self._environ(self.size, environ),
+                    env=self._environ(self.size if rank is None else rank, environ),
                     stdin=subprocess.DEVNULL,
                     stdout=ends.their_output,
                     stderr=ends.their_error,
@@ -337,7 +341,12 @@ class Crew:
         self._kill_at = time.monotonic() + grace_s
         self._forget_unhatched()
         for worker in self.running:
-            worker.signal(signal.SIGTERM)
+            worker.signal(leaving.END)
+
+    def ask_to_leave(self, number: int = leaving.ASK) -> None:
+        """Let every worker finish what it is doing, save and leave."""
+        for worker in self.running:
+            worker.signal(number)
 
     def kill(self) -> None:
         """End every worker, and what it has started, now."""

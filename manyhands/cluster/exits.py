@@ -1,6 +1,7 @@
 """How a process ended, in words."""
 
 import signal
+from collections.abc import Sequence
 
 from manyhands.cluster.launchers import local
 
@@ -13,6 +14,8 @@ def describe_exit(code: int) -> str:
         return "it lost another worker (exit code 70)"
     if code == local.EXIT_LEFT:
         return "it was asked to leave (exit code 71)"
+    if code == local.EXIT_SAVED:
+        return "it was asked to save and leave (exit code 75)"
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -27,3 +30,10 @@ def describe_exit(code: int) -> str:
         "SIGFPE": "arithmetic fault",
     }.get(name)
     return f"{meaning} ({name})" if meaning else f"killed by {name}"
+
+
+def exception_in(traceback: Sequence[str]) -> str:
+    """The line of a traceback that names the exception: the first after the frames; its message may be longer."""
+    frames = [number for number, line in enumerate(traceback) if line.startswith("  File ")]
+    after = list(traceback)[frames[-1] + 1 :] if frames else []
+    return next((line for line in after if line and not line.startswith(" ")), "an exception")

@@ -15,21 +15,30 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from manyhands.cluster import leaving
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.crew import Crew, Worker
-from manyhands.cluster.exits import describe_exit
+from manyhands.cluster.events import Event
+from manyhands.cluster.exits import describe_exit, exception_in
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
 
 if TYPE_CHECKING:
     from manyhands.cluster.coordination import Coordination, Elastic
-    from manyhands.cluster.survival import Event, Survival
+    from manyhands.cluster.survival import Survival
 
 _TICK_S = 0.125
 _AFTER_DEATH_S = 1.0
 _AFTER_INTERRUPT_S = 3.0
 # A worker that lost its peer can be seen to exit before the peer itself: wait this long for the one to blame.
 _BLAME_S = 0.5
+
+_GOOD_ENDS = (0, local.EXIT_LEFT, local.EXIT_SAVED)
+
+_LEAVING = Event(
+    kind="leaving",
+    text="SIGTERM: the workers finish their step, save and leave; a second signal ends them at once",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +69,8 @@ def run(
     arena: bool | int = True,
     servers: int = 0,
     elastic: "Elastic | None" = None,
-    on_event: "Callable[[Event], None]" = lambda event: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    ask: int = leaving.ASK,
 ) -> Outcome:
     """Run `command` (a script or `-m` and a module, with its arguments) in every process until all have ended.
 
@@ -70,8 +80,9 @@ def run(
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
     and must replace itself by it, as `nice` and `ip netns exec` do. With `load` and without a prefix, workers are forks
     of one process that has imported that module. `arena` is whether they share memory, or the memory that they share
-    with others. With `elastic` the run survives the death of workers, and `on_event`
-    hears what happened. Call this from the main thread: signals go there, and the workers die with it.
+    with others. With `elastic` the run survives the death of workers, and `on_event` hears what happened. Call this
+    from the main thread: signals go there, and the workers die with it. The first SIGTERM asks them to save and leave,
+    by the signal `ask`; the second one, and any other, ends them.
     """
     ours = {local.SIZE: str(workers + servers), local.LAUNCHER_PID: str(os.getpid())}
     ours[SERVERS] = str(servers)
@@ -90,10 +101,10 @@ def run(
             for rank in range(workers + servers)
         ]
 
-        def start(place: int, **more: str) -> int:
+        def start(place: int, more: dict[str, str], rank: int | None = None) -> int:
             before = prefix(place) if prefix else []
             command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
-            return crew.start(command_line, environs[place] | more)
+            return crew.start(command_line, environs[place] | more, rank)
 
         survival = None
         if elastic and coordination:
@@ -115,15 +126,17 @@ def run(
                 crew,
                 coordination,
                 elastic,
-                start=lambda place: start(place, **{local.IS_NEW: "1"}),
+                start=lambda place: start(place, {local.IS_NEW: "1"}),
+                start_server=lambda place: start(place, {}, rank=place),
+                servers=range(workers, workers + servers),
                 on_event=on_event,
             )
         if load and len(environs) > 1 and prefix is None:
             crew.hatch(command, environs, load=load)
         else:
             for rank in range(len(environs)):
-                start(rank)
-        return _watch(crew, workers, servers, signals, on_tick, survival)
+                start(rank, {})
+        return _watch(crew, workers, servers, signals, on_tick, survival, on_event, ask)
 
 
 def _coordinate(workers: int, elastic: "Elastic") -> "Coordination":
@@ -155,31 +168,43 @@ def _watch(
     signals: "_Signals",
     on_tick: Callable[[], None],
     survival: "Survival | None",
+    on_event: Callable[[Event], None],
+    ask: int,
 ) -> Outcome:
     deaths: list[Worker] = []  # those that the run does not survive
     survived: list[Worker] = []
-    finished = False
+    finished = left = saved = False  # whether any worker has ended in this way
+    is_leaving = False
     blame_at = tick_at = 0.0
     while crew.busy:
         now = time.monotonic()
         if now >= tick_at:
             on_tick()
-            if survival and not crew.stopping:
+            if survival and not crew.stopping and not is_leaving:
                 survival.tick()
             tick_at = now + _TICK_S
-        if signals.count == 1:
-            crew.stop(_AFTER_INTERRUPT_S)
-        elif signals.count > 1:
+        if signals.count > 1:
             crew.kill()
+        elif signals.number == signal.SIGTERM and not crew.is_hatching:
+            if not is_leaving:
+                is_leaving = True
+                crew.ask_to_leave(ask)
+                on_event(_LEAVING)
+        elif signals.count == 1:
+            crew.stop(_AFTER_INTERRUPT_S)
         exits = crew.wait(tick_at - now)
         if crew.stopping:
             continue
         finished = finished or any(worker.code == 0 for worker in exits)
-        new = [worker for worker in exits if worker.code not in (0, local.EXIT_LEFT)]
+        saved = saved or any(worker.code == local.EXIT_SAVED for worker in exits)
+        left = left or any(worker.code == local.EXIT_LEFT for worker in exits)
+        new = [worker for worker in exits if worker.code not in _GOOD_ENDS]
+        if is_leaving:
+            new = [worker for worker in new if _innocence(worker) != 1]  # it had nothing to save
         if survival:
-            borne = [one for one in exits if survival.is_worker(one.rank) and survival.note_end(one)]
+            borne = [one for one in exits if survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
-            survived += [worker for worker in borne if worker.code not in (0, local.EXIT_LEFT)]
+            survived += [worker for worker in borne if worker.code not in _GOOD_ENDS]
             if exits and not survival.goes_on() and not deaths and not new:
                 crew.stop(_AFTER_DEATH_S)  # servers, and workers that came too late
         if new and not deaths:
@@ -190,6 +215,14 @@ def _watch(
             crew.stop(_AFTER_DEATH_S)
     if survival:
         survival.finish()
+    if saved and (not deaths or _innocence(_first(deaths)) > 0):
+        return Outcome(
+            ok=False,
+            exit_code=local.EXIT_SAVED,
+            message="told to end by SIGTERM: the run is saved, and --resume goes on with it",
+        )
+    if is_leaving and (finished or left) and not deaths and signals.count == 1:
+        return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")
     if signals.number is not None and (not deaths or _innocence(_first(deaths)) > 0):
         name = signal.Signals(signals.number).name
         return Outcome(ok=False, exit_code=128 + signals.number, message=f"interrupted by {name}")
@@ -205,7 +238,8 @@ def _innocence(worker: Worker) -> int:
     """0 for one that died by itself, more for one that lost its peer or was told to end."""
     if worker.code == local.EXIT_PEER_LOST:
         return 2
-    return 1 if worker.code in (local.EXIT_TERMINATED, -signal.SIGTERM) else 0
+    told = (local.EXIT_TERMINATED, -signal.SIGTERM, -leaving.ASK, -leaving.END)
+    return 1 if worker.code in told else 0
 
 
 def _first(deaths: list[Worker]) -> Worker:
@@ -214,11 +248,14 @@ def _first(deaths: list[Worker]) -> Worker:
 
 
 def _death(worker: Worker, workers: int, servers: int) -> Outcome:
-    of = f" of {workers}" if worker.rank < workers else ""
+    who = _name(worker.rank, workers, servers) + (f" of {workers}" if worker.rank < workers else "")
+    how = f"died: {describe_exit(worker.code)}"
+    if worker.code == local.EXIT_CRASHED and worker.speaks_last_words:
+        how = f"ended with {exception_in(worker.tail)}"
     return Outcome(
         ok=False,
         exit_code=worker.code if worker.code > 0 else 128 - worker.code,
-        message=f"{_name(worker.rank, workers, servers)}{of} died: {describe_exit(worker.code)}",
+        message=f"{who} {how}",
         rank=worker.rank,
         tail=tuple(worker.tail),
     )

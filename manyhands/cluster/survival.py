@@ -2,26 +2,18 @@
 
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from manyhands.cluster.coordination import Coordination, Elastic
 from manyhands.cluster.coordinator import Report
 from manyhands.cluster.crew import Crew, Worker
+from manyhands.cluster.events import Event
 from manyhands.cluster.exits import describe_exit
 from manyhands.cluster.launchers import local
 
 FIRST_DELAY_S = 0.5  # before the second replacement; each one after it waits twice as long
 LONGEST_DELAY_S = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """Something that a person should know of: one line, and the same as fields."""
-
-    kind: str
-    text: str
-    fields: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -32,7 +24,10 @@ class _Death:
 
 
 class Survival:
-    """Deaths and replacements of one run's workers; `start(slot)` starts a worker in the place of another."""
+    """Deaths and replacements in one run; `start(slot)` starts a worker in the place of another.
+
+    `servers` are the ranks of servers, and `start_server(rank)` starts one that takes over from one that died.
+    """
 
     def __init__(
         self,
@@ -41,12 +36,17 @@ class Survival:
         elastic: Elastic,
         *,
         start: Callable[[int], int],
+        start_server: Callable[[int], int],
+        servers: Iterable[int],
         on_event: Callable[[Event], None],
     ) -> None:
         self._crew = crew
         self._coordination = coordination
         self._elastic = elastic
         self._start = start
+        self._start_server = start_server
+        self._servers = {rank: rank for rank in servers}  # by number: whose place it has
+        self._first_server = min(self._servers, default=0)
         self._on_event = on_event
         self._slots: dict[int, int] = {
             worker: worker for worker in coordination.members
@@ -65,9 +65,11 @@ class Survival:
 
     def note_end(self, worker: Worker) -> bool:
         """One has ended; says whether the run can go on after that."""
+        if worker.rank in self._servers:
+            return self._note_server(worker)
         self._coordination.tell_ended(worker.rank)
         self._has_finished = self._has_finished or worker.code == 0
-        if worker.code in (0, local.EXIT_LEFT):
+        if worker.code in (0, local.EXIT_LEFT, local.EXIT_SAVED):
             self._heirs.discard(worker.rank)
             return True
         is_late = worker.rank not in self._heirs and (
@@ -92,6 +94,20 @@ class Survival:
             )
             self._due.append((time.monotonic() + delay_s, self._slots[worker.rank]))
             self._replaced += 1
+        return True
+
+    def _note_server(self, worker: Worker) -> bool:
+        """Another takes over what the dead one knew, if that is in the host's memory; else it ends and says so."""
+        if worker.code == 0 or self._has_finished:
+            return True  # a worker that has finished was the last to want anything of it
+        if worker.code > 0 or self._replaced >= self._elastic.replace:
+            return False
+        self._replaced += 1
+        rank = self._servers.pop(worker.rank)
+        self._servers[self._start_server(rank)] = rank
+        how = describe_exit(worker.code)
+        text = f"server {rank - self._first_server} died ({how}): another takes over from it"
+        self._on_event(Event(kind="server", text=text, fields={"rank": rank, "how": how, "pid": worker.pid}))
         return True
 
     def _is_anyone_here(self) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Ranges = list[tuple[int, int]]  # places in the order, from … to
+Range = tuple[int, int]  # places in the order, from … to
+Ranges = list[Range]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,11 +82,11 @@ class Ledger:
     def in_hand(self, worker: int, drawn: int) -> Ranges:
         """What a worker that has drawn so many rounds has and has not committed."""
         rounds = [self.dealing.share(number, worker) for number in range(self._settled[worker], drawn)]
-        return _ranges(torch.cat([self._held[worker], *rounds]).sort().values)
+        return ranges_of(torch.cat([self._held[worker], *rounds]).sort().values)
 
     @property
     def committed(self) -> Ranges:
-        return _ranges(self.times.nonzero().flatten())
+        return ranges_of(self.times.nonzero().flatten())
 
     @committed.setter
     def committed(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -111,10 +112,13 @@ def _places(ranges: Iterable[tuple[int, int]]) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
 
 
-def _ranges(places: Tensor) -> Ranges:
+def ranges_of(places: Tensor) -> Ranges:
     """Ascending places as ranges."""
     if not len(places):
         return []
+    first, last = int(places[0]), int(places[-1])
+    if last - first + 1 == len(places):
+        return [(first, last + 1)]
     breaks = (places.diff() != 1).nonzero().flatten() + 1
     edges = [0, *breaks.tolist(), len(places)]
     return [(int(places[a]), int(places[b - 1]) + 1) for a, b in itertools.pairwise(edges)]

@@ -177,11 +177,20 @@ class Replica:
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
             numbers=self._table if self._journaled else None,
+            in_one_pass=self._journaled,
         )
         self._journal: Journal | None = None
         if self._host and self.updates.numbers is not None:
             changed = [self.params, *self.updates.vectors.values()]
-            self._journal = Journal(self._host, self.layout, changed, self.updates.numbers)
+            self._journal = Journal(
+                self.layout,
+                changed,
+                self.updates.numbers,
+                self._host.allocate,
+                owners=self._workers,
+                mine=self._index,
+            )
+            self._meetings = self._host.progress()
 
     def _table(self, rows: int, columns: int) -> Tensor:
         return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)
@@ -406,23 +415,30 @@ class Replica:
         self._host.forget(dead)
         survivors = [index for index in range(self._workers) if index not in dead]
         meetings = itertools.count(attempt * 8)
-        self._journal.meet(survivors, next(meetings))  # from here on nobody changes anything but below
+        self._meet(survivors, next(meetings))  # from here on nobody changes anything but below
         steps = self._gradients.passed()
         if self._index == survivors[0]:
             for worker in sorted(dead):
                 self._journal.undo(worker)
-        self._journal.meet(survivors, next(meetings))
+        self._meet(survivors, next(meetings))
         left = self._journal.left(steps)
-        self._journal.meet(survivors, next(meetings))  # everyone has the same list
+        self._meet(survivors, next(meetings))  # everyone has the same list
         self._find_used()
         mine = left[survivors.index(self._index) :: len(survivors)]
         self.updates.take_from_others(mine)
         factor = self._recovered_factor() if mine else 1.0
         for span in mine:
             self._update(span, self._gradients.recompute(span) * factor)
-        self._journal.meet(survivors, next(meetings))
+        self._meet(survivors, next(meetings))
         self.updates.take_from_others(self.spans)
         return steps
+
+    def _meet(self, survivors: Collection[int], meeting: int) -> None:
+        """All survivors have come as far; the meetings of one recovery have growing numbers."""
+        self._meetings.publish(meeting)
+        for peer in survivors:
+            if peer != self._index:
+                self._meetings.wait_for(peer, meeting)
 
     @property
     def used(self) -> Tensor:

@@ -32,6 +32,9 @@ ELEMENT_WISE: tuple[type[Optimizer], ...] = (
     torch.optim.SparseAdam,
 )
 
+# Those that PyTorch can also run in one pass over memory; the last bits of what comes out may differ.
+_IN_ONE_PASS: tuple[type[Optimizer], ...] = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
 _REFUSED = (RuntimeError, TypeError, ValueError)  # what an optimizer raises that cannot take a gradient
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
@@ -148,12 +151,14 @@ class Updates:
         params: Tensor,
         allocate: Callable[[str], Tensor] | None,
         numbers: Callable[[int, int], Tensor] | None = None,
+        in_one_pass: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._twin = twin(optimizer)
         self._step = bare_step(optimizer)
         self._layout = layout
         self._params = params
+        self.in_one_pass = in_one_pass and type(optimizer) in _IN_ONE_PASS
         # One copy per host, visible to all its workers: whoever owns a span writes its part of these.
         names = vector_states(optimizer) if allocate else []
         self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
@@ -194,7 +199,7 @@ class Updates:
             piece.tensor.grad = _gradient_of(piece, span, gradient)
             groups.setdefault(piece.group, []).append(piece.tensor)
         self._twin.param_groups = [
-            {**settings_of(self._optimizer.param_groups[group]), "params": tensors}
+            {**self._settings(group, is_dense=not gradient.is_sparse), "params": tensors}
             for group, tensors in groups.items()
         ]
         with torch.no_grad():
@@ -206,6 +211,13 @@ class Updates:
                 self._adopt(piece)
             if self.numbers is not None and (is_new or self._number_names):
                 self._note(span, piece)
+
+    def _settings(self, group: int, *, is_dense: bool) -> dict[str, Any]:
+        settings = settings_of(self._optimizer.param_groups[group])
+        chosen = [settings.get(name) for name in ("fused", "foreach", "differentiable", "capturable")]
+        if self.in_one_pass and is_dense and not any(chosen) and not isinstance(settings["lr"], Tensor):
+            settings["fused"] = True
+        return settings
 
     def _note(self, span: Span, piece: "_Piece") -> None:
         """Write down the numbers of a piece's state where the others see them."""

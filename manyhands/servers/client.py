@@ -1,5 +1,6 @@
 """A worker's side of the servers: push gradients, pull parameters, wait."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.errors import UsageError
+from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.layout import Span
 from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
+from manyhands.servers.diary import Notes, round_key
 from manyhands.servers.kept_back import KeptBack
 from manyhands.servers.messages import (
     Add,
@@ -96,6 +98,7 @@ class Servers:
         digest: int,
         generation: int = 0,
         workers: int = 0,
+        notes: Notes | None = None,
     ) -> None:
         self.worker = worker  # its number among those that these servers serve
         self.parties = rule.parties
@@ -126,6 +129,8 @@ class Servers:
         self._minimizer: Minimizer | None = None
         self._closed = False
         self.rounds = 0  # steps that were gathered from all workers and applied
+        self._generation = generation
+        self._notes = notes  # for a server that has to take over from one that died
         for line in lines:
             hello = Hello(
                 number=self._number(),
@@ -265,6 +270,9 @@ class Servers:
             rows=rows,
             settings=self._news(group.server),
         )
+        if self._notes:
+            key = round_key(self._generation, self.rounds + 1)
+            self._notes.push(self.worker, group, round_key=key, samples=samples, missing=missing)
         self._unanswered.add(group.index)
         self._lines[group.server].send(encode(push), vector)
         self._pushed.add(group.server)
@@ -496,7 +504,8 @@ class Servers:
             return
         self._closed = True
         for line in self._lines:
-            line.send(encode(Bye(number=self._number())))
+            with contextlib.suppress(PeerLost):  # nothing is wanted of it any more
+                line.send(encode(Bye(number=self._number())))
             line.close()
 
     # Talking

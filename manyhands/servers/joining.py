@@ -15,11 +15,12 @@ from torch.optim import Optimizer
 from manyhands.cluster.hosts import address_towards
 from manyhands.cluster.world import Station
 from manyhands.comm.transports.arena import Arena, require_memory
-from manyhands.errors import UsageError
+from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.parameters import trained
-from manyhands.replica.updates import Updates
+from manyhands.replica.updates import Updates, is_element_wise
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
+from manyhands.servers.diary import Diary, Notes
 from manyhands.servers.exchange import make_exchange
 from manyhands.servers.guests import guest_key, visit
 from manyhands.servers.near import NearLine, NearPort
@@ -116,6 +117,7 @@ def connect(
         digest=scheme.digest,
         generation=seat.generation,
         workers=seat.workers,
+        notes=Notes(memory) if memory is not None and seat.members else None,
     )
 
 
@@ -167,9 +169,37 @@ def _server(
     if params.device != trained_params[0].device:
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
     trained_params.reverse()  # flat order is last parameter first
-    updates = Updates(optimizer, scheme.layout, params, allocate=memory.state)
+    # Another can go on if this one dies, where all that it knows is in common memory; limiting the norm changes
+    # gradients there, and so cannot be finished by another.
+    is_here = len(near) == len(workers) and party.count == 1 and not cached
+    is_plain = clip_norm is None and not rule.fetches and rule.teams == 1 and is_element_wise(optimizer)
+    is_kept = survives and is_here and is_plain
+    if memory.had_a_server(index) and not is_kept:
+        raise PeerLost(f"server {index} died, and nobody can go on with what it knew")
+    updates = Updates(
+        optimizer,
+        scheme.layout,
+        params,
+        allocate=memory.state,
+        numbers=(lambda rows, columns: memory.allocate(rows * columns, torch.float64).view(rows, columns))
+        if is_kept
+        else None,
+    )
     own = [span for group in scheme.groups if group.server == index for span in group.spans]
-    updates.take_over(own, trained_params)
+    diary = None
+    if is_kept and updates.numbers is not None:
+        changed = [params, *updates.vectors.values()]
+        diary = Diary(
+            memory,
+            scheme.layout,
+            changed,
+            updates.numbers,
+            optimizer,
+            servers=seat.servers,
+            server=index,
+        )
+    if diary is None or not diary.has_begun:
+        updates.take_over(own, trained_params)
     shard = Shard(
         index,
         scheme.groups,
@@ -183,7 +213,12 @@ def _server(
         awaits_scale=clip_norm is not None and rule.gathers,
         copies=[rank for rank in workers if not computes_in_place(rank, party, rule)],
         exchange=make_exchange(party, station.arena, scheme, rule.exchange_every),
+        diary=diary,
     )
+    if diary is not None and diary.has_begun:
+        shard.take_over()
+    elif diary is not None:
+        diary.begin()
     near |= {party.guest(number) for number in party.near}
     guests = [party.guest(number) for number in party.others]
     ports: list[Port] = [NearPort(memory, index)] if near else []

@@ -173,7 +173,7 @@ class NearLine:
     def __init__(self, memory: Memory, server: int, check: Callable[[], None] = lambda: None) -> None:
         self.server = server
         self._check = check
-        self._link = _connected(_address(memory, server), server)
+        self._link = _connected(_address(memory, server), server, check)
         self.secret = memory.secret(server)
         self._inbox = _Inbox(self._link)
         self._answers: deque[bytes] = deque()  # heard while there was no room to speak
@@ -227,7 +227,7 @@ class NearLine:
         self._link.close()
 
 
-def _connected(address: str, server: int) -> socket.socket:
+def _connected(address: str, server: int, check: Callable[[], None]) -> socket.socket:
     """The server may still be starting: try until it listens."""
     deadline = time.monotonic() + _CONNECT_S
     while True:
@@ -238,6 +238,7 @@ def _connected(address: str, server: int) -> socket.socket:
             link.close()
             if time.monotonic() > deadline:
                 raise PeerLost(f"server {server} did not come within {_CONNECT_S:.0f} s") from None
+            check()
             time.sleep(0.01)
             continue
         if not _same_user(link):

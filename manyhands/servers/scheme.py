@@ -41,6 +41,7 @@ class Scheme:
             groups=len(self.groups),
             workers=party.seat.rows + party.seat.servers + party.count,  # and guests
             states=self.states,
+            places=len(self.layout.places),
             party=party.number if number is None else number,
         )
 

@@ -172,7 +172,7 @@ class Server:
         self._last = dict.fromkeys(workers, 0)
         self._port_of.clear()
         self._waiting.clear()
-        self._shard.regroup(workers)
+        self._shard.regroup(workers, hello.generation)
 
     def _welcome(self, port: Port, worker: int, hello: Hello) -> None:
         if hello.worker != worker:

@@ -17,6 +17,7 @@ from manyhands.replica.layout import Place, Span
 from manyhands.replica.updates import Updates, set_named_numbers
 from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
+from manyhands.servers.diary import Diary, round_key
 from manyhands.servers.exchange import Exchange, Reply
 from manyhands.servers.messages import (
     Add,
@@ -106,8 +107,11 @@ class Shard:
         awaits_scale: bool = False,
         copies: Collection[int] = (),
         exchange: Exchange | None = None,
+        diary: Diary | None = None,
     ) -> None:
         self._server = server
+        self._diary = diary  # for a server that has to take over from this one
+        self._generation = self._generation_before = 0  # of the workers
         self._groups = {group.index: group for group in groups if group.server == server}
         self._places = places
         self._optimizer = optimizer
@@ -138,16 +142,55 @@ class Shard:
         self._begun_held: list[_Update] = []  # of that, complete, and waiting for the norm over all servers
         self._factor = 1.0  # of the last gradients that were limited
 
-    def regroup(self, workers: Sequence[int]) -> None:
+    def take_over(self) -> None:
+        """Go on where another server died: put right what it was changing, and finish what it had begun."""
+        diary = self._diary
+        assert diary is not None
+        diary.take_over()
+        self._updates.take_from_others(span for group in self._groups.values() for span in group.spans)
+        self._clocks.rounds, self._generation = diary.rounds, diary.generation
+        if diary.planned is None:
+            return
+        rounds, group, worker = diary.planned
+        if group < 0:
+            updates = self._noted(self._generation, rounds)
+        else:
+            pushes = [(worker, diary.notes.last(worker, self._groups[group]))]
+            updates = [self._update_of(self._groups[group], pushes)]
+        for update in updates:
+            self._apply(update)
+        self._clocks.rounds = rounds
+        diary.finish(rounds)
+        self._unanswered.clear()
+
+    def _noted(self, generation: int, rounds: int) -> list[_Update]:
+        """The updates of a round, as its workers have noted them."""
+        assert self._diary is not None
+        key = round_key(generation, rounds)
+        found = [(group, list(self._diary.notes.pushes(group, key))) for group in self._groups.values()]
+        return [self._update_of(group, pushes) for group, pushes in found if pushes]
+
+    def _update_of(self, group: Group, pushes: Sequence[tuple[int, Push]]) -> _Update:
+        gradients = [
+            _Gradient(push, self._pushed(worker, push, None) if push.samples else None)
+            for worker, push in pushes
+        ]
+        return _Update(group, tuple(worker for worker, _ in pushes), gradients, weighs=False)
+
+    def regroup(self, workers: Sequence[int], generation: int) -> None:
         """Other workers come; what those before had gathered waits until it is known whether it counts."""
         if self._before is None:
             self._before = self._clocks
+            self._generation_before = self._generation
             if self._held:
                 self._clocks.rounds -= 1  # gathered, but not applied
                 self._begun_held = [update for held in self._held.values() for update in held]
                 self._held.clear()
         self._unanswered.clear()
         self._clocks = self._clocks.regrouped(workers)
+        self._generation = generation
+        if self._diary:
+            self._diary.generation = generation
 
     def _standing(self) -> Standing:
         begun = self._before.begun() if self._before else []
@@ -162,7 +205,11 @@ class Shard:
         begun = before.begun() if before else []
         if before and counts:
             now, self._clocks = self._clocks, before  # it is the work of those workers
-            list(self._apply_all(begun))
+            before.rounds += 1
+            if begun or not self._diary:
+                list(self._apply_all(begun))
+            else:
+                self._perform(self._noted(self._generation_before, before.rounds))
             self._apply_scaled(held, factor)
             self._clocks = now
             self._clocks.rounds += 1
@@ -264,6 +311,8 @@ class Shard:
         due = self._clocks.push(worker, push.step, push.group)
         if push.settings:
             set_named_numbers(self._optimizer, push.settings)
+            if self._diary:
+                self._diary.note_settings()
         vector = self._pushed(worker, push, payload) if push.samples else None
         self._gradients[worker, push.group] = _Gradient(push, vector)
         yield from self._apply_all(due)
@@ -287,15 +336,31 @@ class Shard:
         return gradient_of(numbers, as_table(vector, table)[numbers], table)
 
     def _apply_all(self, due: Sequence[Due]) -> Iterator[Reply]:
+        updates = []
         for one in due:
             gradients = [self._gradients.pop((worker, one.group)) for worker in one.workers]
             weighs = self._clocks.rule.weighs
-            update = _Update(self._groups[one.group], one.workers, gradients, weighs=weighs)
-            if self._awaits_scale:
-                self._held[self._clocks.team(one.workers[0])].append(update)
-            else:
-                self._apply(update)
+            updates.append(_Update(self._groups[one.group], one.workers, gradients, weighs=weighs))
+        if self._awaits_scale:
+            for update in updates:
+                self._held[self._clocks.team(update.workers[0])].append(update)
+        else:
+            self._perform(updates)
         yield from self._answer()
+
+    def _perform(self, updates: Sequence[_Update]) -> None:
+        """Apply what has come: all groups of a round, or one worker's push of one group."""
+        diary, rounds = self._diary, self._clocks.rounds
+        if diary and not updates:
+            diary.rounds = rounds
+        elif diary and self._clocks.rule.gathers:
+            diary.plan(rounds=rounds)
+        elif diary:
+            diary.plan(rounds=rounds, group=updates[0].group.index, worker=updates[0].workers[0])
+        for update in updates:
+            self._apply(update)
+        if diary and updates:
+            diary.finish(rounds)
 
     def _tell_norm(self, worker: int) -> Iterator[Reply]:
         """When a team's step has ended, its held gradients are complete: the first of those who pushed them puts the
@@ -354,8 +419,14 @@ class Shard:
         if update.given:
             with telemetry.timed("update"):
                 for span in update.group.spans:
+                    if self._diary:
+                        if self._diary.has(span):
+                            continue  # a server that died had come as far
+                        self._diary.begin_span(span)
                     total = self._added(update, span)
                     self._updates.apply(span, total, update.skipped)
+                    if self._diary:
+                        self._diary.end_span(span)
                     if total.is_sparse:
                         only = self._updates.keeps_to_rows(self._places[span.places[0]].group)
                         self._news.note(update.group.index, total.indices()[0] if only else None)

@@ -37,19 +37,24 @@ POINT = 0.01
 
 
 def one(seed: int, folder: Path) -> tuple[Ran, str]:
-    """One run with up to three kills; a third of them are replaced."""
+    """One run with up to three kills of workers, of which some are replaced; where there are servers perhaps one of a
+    server, which always is."""
     draw = random.Random(seed)
     strategy, servers, lr = STRATEGIES[seed % len(STRATEGIES)]
     victims = draw.sample(range(WORKERS), draw.randrange(1, WORKERS))
     kinds = ["kill"] * 8 + ["segfault", "stop"]
     faults = [Fault(who, draw.uniform(0.0, LATEST_S), draw.choice(kinds)) for who in victims]
+    replace = draw.choice([0, 0, 1])
+    if servers and draw.random() < 0.5:
+        faults.append(Fault(draw.randrange(servers), draw.uniform(0.0, LATEST_S), "server"))
+        replace = len(faults)
     ran = harness.run(
         folder,
         faults,
         workers=WORKERS,
         strategy=strategy,
         servers=servers,
-        replace=draw.choice([0, 0, 1]),
+        replace=replace,
         stall_s=2.0,
         digits=True,
         epochs=EPOCHS,
@@ -100,14 +105,15 @@ def main(kills: int, seed: int) -> None:
                 print(f"seed {seed} ({STRATEGIES[seed % len(STRATEGIES)][0]}) has failed", flush=True)
                 raise
         deaths = ran.of("death")
-        fired += len(deaths)
+        all_deaths = len(deaths) + len(ran.of("server"))
+        fired += all_deaths
         told = [event.fields for event in deaths if "noticed_s" in event.fields]
         noticed += [float(str(fields["noticed_s"])) for fields in told]
         stood += [float(str(fields["stood_s"])) for fields in told]
         accuracy = ran.ends[min(ran.ends)]["accuracy"]
         lost.append(baselines[strategy] - accuracy)
         print(
-            f"seed {seed}: {strategy}, {len(deaths)} deaths, {len(ran.ends)} finished, accuracy {accuracy:.4f}, "
+            f"seed {seed}: {strategy}, {all_deaths} deaths, {len(ran.ends)} finished, accuracy {accuracy:.4f}, "
             f"{time.monotonic() - began_s:.1f} s; {fired} of {kills}",
             flush=True,
         )

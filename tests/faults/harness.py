@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from manyhands.cluster import cores, supervisor
 from manyhands.cluster.coordination import Elastic
-from manyhands.cluster.survival import Event
+from manyhands.cluster.events import Event
 
 SCRIPT = Path(__file__).with_name("training.py")
 SIGNALS = {
@@ -32,7 +32,8 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One worker, one moment, one kind: kill, stop, segfault, leave, or coordinator (which has no `who`)."""
+    """One worker, one moment, one kind: kill, stop, segfault, leave; or server, of which `who` is the number; or
+    coordinator (which has no `who`)."""
 
     who: int
     when: float | int
@@ -162,8 +163,9 @@ def _has_stepped(log: list[dict[str, Any]]) -> bool:
 
 
 def _do(fault: Fault, folder: Path) -> bool:
-    if fault.kind == "coordinator":
-        pids = [pid for pid in _children(os.getpid()) if _name(pid) == "coordinator"]
+    if fault.kind in ("coordinator", "server"):
+        name = "coordinator" if fault.kind == "coordinator" else f"server {fault.who}"
+        pids = [pid for pid in _children(os.getpid()) if _name(pid) == name]
     else:
         pids = [log[0]["pid"] for number, log in _logs(folder).items() if number == fault.who]
     for pid in pids:

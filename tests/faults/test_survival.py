@@ -107,3 +107,18 @@ def test_a_worker_dies_under_servers(consistency: str, tmp_path: Path) -> None:
     check(ran, faults, {1})
     if consistency == "sync":
         check_numbers(ran, "momentum")
+
+
+@pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])
+def test_a_server_dies_and_another_goes_on_with_what_it_knew(consistency: str, tmp_path: Path) -> None:
+    strategy = "parameter-server:" + consistency.replace(":", ",")
+    faults = [Fault(1, 0.2, "server")]
+    ran = harness.run(
+        tmp_path, faults, strategy=strategy, servers=2, replace=1, optimizer="Adam", pause_s=0.02
+    )
+    check(ran, faults, {0, 1, 2})
+    assert [event.text for event in ran.of("server")] == [
+        "server 1 died (killed by SIGKILL): another takes over from it"
+    ]
+    if consistency == "sync":
+        check_numbers(ran, "Adam")

@@ -24,6 +24,8 @@ EXIT_REFUSED = 2
 EXIT_PEER_LOST = 70
 EXIT_LEFT = 71
 """A worker that was asked to leave has left; the run goes on without it."""
+EXIT_SAVED = 75
+"""All workers were asked to leave, and saved first: "try again later", as mail programs say it."""
 EXIT_TERMINATED = 143
 
 LAST_WORDS = "\x1e"
