@@ -192,15 +192,17 @@ class Updates:
             pieces = self._pieces[span.index] = self._cut(span)
         if not skipped.isdisjoint(span.places):
             pieces = self._pieces[span.index] = [part for piece in pieces for part in self._split(piece)]
-        groups: dict[int, list[Tensor]] = {}
+        groups: dict[tuple[int, bool], list[Tensor]] = {}
         for piece in pieces:
             if skipped and skipped.issuperset(piece.places):
                 continue
             piece.tensor.grad = _gradient_of(piece, span, gradient)
-            groups.setdefault(piece.group, []).append(piece.tensor)
+            # Kernels that update in one pass want momentum of all tensors or of none.
+            has_state = bool(self._twin.state.get(piece.tensor))
+            groups.setdefault((piece.group, has_state), []).append(piece.tensor)
         self._twin.param_groups = [
             {**self._settings(group, is_dense=not gradient.is_sparse), "params": tensors}
-            for group, tensors in groups.items()
+            for (group, _), tensors in groups.items()
         ]
         with torch.no_grad():
             self._step(self._twin)
