@@ -190,6 +190,7 @@ def together(
     clip: float | None = None,
     scheduled: bool = False,
     before: Callable[[nn.Module, int], None] | None = None,
+    journaled: bool = False,
 ) -> list[list[Tensor]]:
     """The same through sessions; returns the parameters that each worker ends with."""
 
@@ -200,7 +201,14 @@ def together(
         optimizer = make(model)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if scheduled else None
         session = Session(
-            model, optimizer, loss, world=world, strategy=strategy, clip_norm=clip, scheduler=scheduler
+            model,
+            optimizer,
+            loss,
+            world=world,
+            strategy=strategy,
+            clip_norm=clip,
+            scheduler=scheduler,
+            journaled=journaled,
         )
         for number, step in enumerate(steps):
             if before:
@@ -275,22 +283,41 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("strategy", TOGETHER)
-def test_synchronous_strategies_equal_one_big_batch(strategy: str, case: str, workers: int) -> None:
+def assert_equals_one_big_batch(
+    case: str,
+    workers: int,
+    strategy: str,
+    make: Callable[[nn.Module], Optimizer],
+    *,
+    journaled: bool = False,
+) -> None:
     settings = dict(CASES[case])
     optional = settings.pop("optional", False)
     sizes = settings.pop("sizes", lambda step, rank: [6])
     if settings.pop("lonely", False):
         sizes = lambda step, rank: [4] if rank == workers - 1 else []  # noqa: E731
-    make = optimizer_for(strategy, functools.partial(two_groups, OPTIMIZERS["momentum"]))
     net = functools.partial(make_net, optional=optional)
     steps = make_steps(workers, sizes)
     want = plainly(net(), make, steps, **settings)
-    ours = together(workers, strategy, net, make, steps, **settings)
+    ours = together(workers, strategy, net, make, steps, journaled=journaled, **settings)
     assert_close(ours[0], want)
     assert_same_bits(ours)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_synchronous_strategies_equal_one_big_batch(strategy: str, case: str, workers: int) -> None:
+    make = optimizer_for(strategy, functools.partial(two_groups, OPTIMIZERS["momentum"]))
+    assert_equals_one_big_batch(case, workers, strategy, make)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "amsgrad", "adamw", "rmsprop"])
+def test_updates_that_survive_a_death_equal_one_big_batch(optimizer: str, case: str) -> None:
+    """They are written down first, and some are made by other kernels."""
+    make = functools.partial(two_groups, OPTIMIZERS[optimizer])
+    assert_equals_one_big_batch(case, 3, "all-reduce", make, journaled=True)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
