@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.commands import manyhands
-from tests.faults.test_run import Running, leaving_nothing, open_files
+from tests.faults.test_run import Running, leaving_nothing, open_files, wait_until
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def serving(folder: Path, strategy: str) -> Iterator[Running]:
         sockets = _sockets() & {place for pid in run.processes for place in open_files(pid)}
         assert sockets, "servers and workers of a host talk through a socket, or this test sees nothing"
         yield run
-    assert not sockets & _sockets()
+    assert wait_until(lambda: not sockets & _sockets())  # the kernel closes them after the process has ended
 
 
 def _sockets() -> set[str]:
