@@ -844,6 +844,8 @@ class Session:
     ) -> None:
         if kind is None:
             self.close()
+        else:
+            self.saver.wait_alone()  # what was copied before an error is as good as ever
 
 
 def _asked(seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:

@@ -86,16 +86,16 @@ def test_a_rising_loss_is_told_once_and_recorded(tmp_path: Path) -> None:
 def test_parameters_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     def work(world: World) -> None:
         model = nn.Linear(1, 1)
-        session = Session(
+        with Session(
             model,
             torch.optim.SGD(model.parameters(), lr=1.0),
             lambda model, batch: model(batch).mean(),
             world=world,
-        )
-        session.save(tmp_path)
-        with torch.no_grad():
-            model.weight.fill_(float("nan"))
-        session.save(tmp_path)
+        ) as session:
+            session.save(tmp_path, wait=True)
+            with torch.no_grad():
+                model.weight.fill_(float("nan"))
+            session.save(tmp_path)
 
     with pytest.raises(Diverged, match="not finite after step 0, and are not saved"):
         in_threads(2, work)
