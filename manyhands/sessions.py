@@ -813,10 +813,11 @@ class Session:
             temporary = self.out / ".summary.json"
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.summary())))
             temporary.replace(self.out / "summary.json")
-        if all(other is self or other._closed for other in _open_sessions()):
+        others = [other for other in _open_sessions() if other is not self and not other._closed]
+        if not others:
             leaving.stop_listening()
-            if self.out:
-                telemetry.close()
+        if self.out and not any(other.out for other in others):
+            telemetry.close()
 
     def _end_together(self) -> None:
         self._pause(FINISH)
