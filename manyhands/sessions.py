@@ -216,8 +216,7 @@ class Session:
     @property
     def can_go_on(self) -> bool:
         """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
-        is_only = all(other is self or other._closed for other in _open_sessions())
-        return self.member is not None and self.strategy.survives and is_only
+        return self.member is not None and self.strategy.survives and not self._others()
 
     @property
     def served(self) -> bool:
@@ -813,11 +812,15 @@ class Session:
             temporary = self.out / ".summary.json"
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.summary())))
             temporary.replace(self.out / "summary.json")
-        others = [other for other in _open_sessions() if other is not self and not other._closed]
+        others = self._others()
         if not others:
             leaving.stop_listening()
         if self.out and not any(other.out for other in others):
             telemetry.close()
+
+    def _others(self) -> "list[Session]":
+        """The other sessions of this process that are not closed."""
+        return [other for other in _open_sessions() if other is not self]
 
     def _end_together(self) -> None:
         self._pause(FINISH)
@@ -897,7 +900,7 @@ _sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were 
 
 
 def _open_sessions() -> "list[Session]":
-    return [session for reference in _sessions if (session := reference()) is not None]
+    return [one for reference in _sessions if (one := reference()) is not None and not one._closed]
 
 
 def _leave(pid: int) -> None:

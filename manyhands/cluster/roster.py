@@ -21,9 +21,7 @@ class Roster:
         self.ended: set[int] = set()  # of those, the ones that cannot come again
         self._most = most
         self.turn: Turn | None = None
-        self._has_begun = (
-            False  # whether any of those who are seated was heard; else we may know less than they
-        )
+        self._has_begun = False  # whether anyone seated was heard; else we may know less than they
         self._is_lost = False  # whether nobody has the state any more
 
     def hear(self, here: Here) -> None:

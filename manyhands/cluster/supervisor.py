@@ -33,8 +33,6 @@ _AFTER_INTERRUPT_S = 3.0
 # A worker that lost its peer can be seen to exit before the peer itself: wait this long for the one to blame.
 _BLAME_S = 0.5
 
-_GOOD_ENDS = (0, local.EXIT_LEFT, local.EXIT_SAVED)
-
 _LEAVING = Event(
     kind="leaving",
     text="SIGTERM: the workers finish their step, save and leave; a second signal ends them at once",
@@ -198,13 +196,13 @@ def _watch(
         finished = finished or any(worker.code == 0 for worker in exits)
         saved = saved or any(worker.code == local.EXIT_SAVED for worker in exits)
         left = left or any(worker.code == local.EXIT_LEFT for worker in exits)
-        new = [worker for worker in exits if worker.code not in _GOOD_ENDS]
+        new = [worker for worker in exits if worker.code not in local.GOOD_ENDS]
         if is_leaving:
             new = [worker for worker in new if _innocence(worker) != 1]  # it had nothing to save
         if survival:
             borne = [one for one in exits if survival.note_end(one)]
             new = [worker for worker in new if worker not in borne]
-            survived += [worker for worker in borne if worker.code not in _GOOD_ENDS]
+            survived += [worker for worker in borne if worker.code not in local.GOOD_ENDS]
             if exits and not survival.goes_on() and not deaths and not new:
                 crew.stop(_AFTER_DEATH_S)  # servers, and workers that came too late
         if new and not deaths:

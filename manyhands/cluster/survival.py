@@ -69,16 +69,14 @@ class Survival:
             return self._note_server(worker)
         self._coordination.tell_ended(worker.rank)
         self._has_finished = self._has_finished or worker.code == 0
-        if worker.code in (0, local.EXIT_LEFT, local.EXIT_SAVED):
+        if worker.code in local.GOOD_ENDS:
             self._heirs.discard(worker.rank)
             return True
         is_late = worker.rank not in self._heirs and (
             self._has_finished or worker.code == local.EXIT_PEER_LOST
         )
         if worker.code > 0 and is_late:
-            return (
-                self._has_finished or self._is_anyone_here()
-            )  # it came when the others had gone, or were about to
+            return self._has_finished or self._is_anyone_here()  # it came when the others were going
         if worker.code > 0:
             return False  # by an error of its own: the others would meet it as well
         how = describe_exit(worker.code)

@@ -5,14 +5,14 @@ recognised by its tensors when a step is given it, or by its turn if the script 
 end of an epoch all notes together show which samples were used once, more often, or never.
 """
 
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from manyhands.data.ledger import Ranges, ranges_of
 from manyhands.data.loading import samples_in
@@ -20,15 +20,10 @@ from manyhands.data.loading import samples_in
 
 @dataclass(eq=False)
 class _Handed:
-    """A batch that the script has got: the places of its samples, and its tensors for as long as it keeps them."""
+    """A batch that the script has got: the places of its samples."""
 
     places: Ranges
     samples: int
-    tensors: "list[weakref.ref[Tensor]]" = field(default_factory=list)
-
-    @property
-    def is_kept(self) -> bool:
-        return any(tensor() is not None for tensor in self.tensors)
 
 
 class Audit:
@@ -38,7 +33,7 @@ class Audit:
         self.used: Ranges = []
         self._before = torch.zeros(0, dtype=torch.uint8)  # by place: how often it was used before these notes
         self._unused: deque[_Handed] = deque()
-        self._handed: list[_Handed] = []
+        self._handed = WeakIdKeyDictionary()  # by tensor, for as long as the script keeps it
 
     def begin(self, times: Tensor) -> None:
         """From here on it is this worker's notes that count; before it, so many times by place were safe.
@@ -54,10 +49,9 @@ class Audit:
 
     def hand(self, batch: Any, places: Tensor) -> None:
         """The script gets a batch."""
-        self._handed = [one for one in self._handed if one.is_kept]
-        references = [weakref.ref(tensor) for tensor in _tensors(batch)]
-        one = _Handed(ranges_of(places), len(places), references)
-        self._handed.append(one)
+        one = _Handed(ranges_of(places), len(places))
+        for tensor in _tensors(batch):
+            self._handed[tensor] = one
         self._unused.append(one)
 
     def find(self, batches: Sequence[Any]) -> Ranges:
@@ -86,11 +80,7 @@ class Audit:
         return times
 
     def _recognised(self, batch: Any) -> _Handed | None:
-        tensors = {id(tensor) for tensor in _tensors(batch)}
-        for one in reversed(self._handed):
-            if any(id(tensor) in tensors for reference in one.tensors if (tensor := reference()) is not None):
-                return one
-        return None
+        return next((one for tensor in _tensors(batch) if (one := self._handed.get(tensor))), None)
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

@@ -27,6 +27,7 @@ EXIT_LEFT = 71
 EXIT_SAVED = 75
 """All workers were asked to leave, and saved first: "try again later", as mail programs say it."""
 EXIT_TERMINATED = 143
+GOOD_ENDS = (0, EXIT_LEFT, EXIT_SAVED)
 
 LAST_WORDS = "\x1e"
 """A line of this on standard error says: what follows is why this worker ends. The supervisor keeps it back,
