@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manyhands import checkpoint, served, strategies, telemetry
+from manyhands import checkpoint, placement, served, strategies, telemetry
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, Diverged
 from manyhands.replica.apart import collect_apart, hand_out_apart
@@ -29,9 +29,17 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
         name = type(session.optimizer).__name__
         warnings.warn(f"the history of {name} is not saved: a resumed run builds it anew", stacklevel=3)
     own, states = session.collect()
+    model = model_tensors(session.replica)
+    if session.assembly:
+        states = session.assembly.states(states)
+        whole = session.assembly.whole(own | model)
+        model = {name: value for name, value in whole.items() if name.startswith("model/")}
+        own = {name: value for name, value in whole.items() if name not in model}
     everyone_has_its_own = not session.served and not owners_differ(session.replica)
-    others, apart = collect_apart(own, states, world) if everyone_has_its_own else ({}, {})
-    tensors = own | others | model_tensors(session.replica)
+    others, apart = {}, {}
+    if everyone_has_its_own and session.leads:
+        others, apart = collect_apart(own, states, session.peers)
+    tensors = own | others | model
     settings = _settings_of_all(session)
     random = world.gather(torch.get_rng_state().numpy().tobytes())
     problem = ""
@@ -43,6 +51,8 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
             "samples": session.samples,
             "seed": session.seed,
             "workers": world.size,
+            "replicas": session.peers.size,
+            "placement": placement.describe(session.placement),
             "strategy": strategies.describe(session.strategy),
             "optimizer": states,
             "apart": apart,
@@ -88,26 +98,32 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
         )
     world = session.world
     own, own_states = {}, record["optimizer"]
+    same_replicas = record.get("replicas", record["workers"]) == session.peers.size
     if session.served:
         served.distribute(session.servers, session.replica, world, tensors, own_states)
     else:
-        if record["workers"] == world.size and not owners_differ(session.replica):
-            own = hand_out_apart(tensors, world)
-            own_states = record["apart"].get(str(world.rank), own_states)
-        distribute(session.replica, session.comm, world, tensors, record["optimizer"], own, own_states)
+        if same_replicas and not owners_differ(session.replica):
+            own = hand_out_apart(tensors, session.peers) if session.leads else {}
+            own_states = record["apart"].get(str(session.peers.rank), own_states)
+        if session.assembly:
+            tensors, own = session.assembly.own(tensors), session.assembly.own(own)
+        distribute(
+            session.replica, session.comm, session.peers, tensors, record["optimizer"], own, own_states
+        )
     session.steps = session.replica.steps = record["steps"]
     session.epoch, session.position = record["epoch"], record["position"]
     session.samples, session.seed = record["samples"], record["seed"]
     groups = record["groups"]
-    if record["workers"] == world.size:
-        groups = record["groups_apart"].get(str(world.rank), groups)
+    if same_replicas:
+        groups = record["groups_apart"].get(str(session.peers.rank), groups)
     for group, saved in zip(session.optimizer.param_groups, groups, strict=True):
         group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
     if session.scheduler is not None and record["scheduler"] is not None:
         now = session.scheduler.state_dict()
         saved = record["scheduler"]
         session.scheduler.load_state_dict({key: _like(value, now.get(key)) for key, value in saved.items()})
-    if record["workers"] == world.size:
+    same_places = record.get("placement", placement.DEFAULT) == placement.describe(session.placement)
+    if record["workers"] == world.size and same_places:
         state = bytes.fromhex(record["random"][world.rank])
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return dict(record["extra"])
@@ -116,7 +132,7 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
 def _settings_of_all(session: "Session") -> list[Any]:
     """The optimizers' settings, by rank: some strategies let them differ."""
     own = [_plain(group) for group in session.optimizer.param_groups]
-    return [json.loads(row) for row in session.world.gather(json.dumps(own).encode())]
+    return [json.loads(row) for row in session.peers.gather(json.dumps(own).encode())]
 
 
 def _load(world: World, directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from manyhands import placement as placements
 from manyhands import resuming, served, strategies, telemetry
 from manyhands.cluster.heap import keep_freed_memory
 from manyhands.cluster.launchers import local
@@ -30,9 +31,21 @@ from manyhands.data.loading import empty_like, gather, prefetch, samples_in
 from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import PeerLost, UsageError
 from manyhands.meeting import END_OF_DATA, EVALUATE, FINISH, RESUME, SAVE, STEP, Meeting
+from manyhands.placement.assembly import Assembly
+from manyhands.placement.standing import Standing
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.replica import Loss, Replica, Share
-from manyhands.replica.state import States, average_buffers, collect, give_back_state, spread
+from manyhands.replica.parameters import lay_out_model
+from manyhands.replica.replica import SPAN_BYTES, Loss, Replica, Share
+from manyhands.replica.state import (
+    States,
+    average_buffers,
+    begin_alike,
+    collect,
+    give_back_state,
+    give_whole_state,
+    model_tensors,
+    spread,
+)
 from manyhands.replica.updates import hyper_parameters, is_watched, needs_closure, set_hyper_parameters
 from manyhands.servers.client import Servers
 from manyhands.stopwatch import Stopwatch
@@ -50,14 +63,16 @@ def session(
     clip_norm: float | None = None,
     seed: int = 0,
     strategy: str | None = None,
+    placement: str | None = None,
+    example: Any = None,
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
 
     A process that was started as a server serves, and ends with the run: it does not return from this call.
 
     `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
-    the session. `clip_norm` limits the global norm of the gradient. `strategy` is for scripts that insist on one;
-    normally the launcher chooses.
+    the session. `clip_norm` limits the global norm of the gradient. `strategy` and `placement` are for scripts that insist
+    on one; normally the launcher chooses. `example` is a batch on which a placement may measure the model.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
     made = Session(
@@ -66,6 +81,8 @@ def session(
         loss,
         world=_world(),
         strategy=text,
+        placement=placement or os.environ.get(local.PLACEMENT) or placements.DEFAULT,
+        example=example,
         scheduler=scheduler,
         clip_norm=clip_norm,
         seed=seed,
@@ -85,6 +102,8 @@ class Session:
         *,
         world: World | Station,
         strategy: str = strategies.DEFAULT,
+        placement: str = placements.DEFAULT,
+        example: Any = None,
         scheduler: Any = None,
         clip_norm: float | None = None,
         seed: int = 0,
@@ -93,14 +112,24 @@ class Session:
         self.strategy_text = strategy  # as a person wrote it: reports show the name they know
         self.strategy = strategies.parse(strategy)
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
+        self.placement = placements.parse(placement)
+        self.mesh = self.placement.mesh(world.seat.workers)
         hosts = len(world.hosts) if isinstance(world, World) else None
-        strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
+        asked = _asked(self.mesh.replicas, world.seat, optimizer, hosts)
+        placements.admit(self.placement, self.mesh, self.strategy, asked)
+        strategies.admit(self.strategy, asked)
         if isinstance(world, Station):
             assert self.strategy.rule is not None
             served.be_a_server(
                 world, model, optimizer, self.strategy.rule, clip_norm, self.strategy.cached, self.out
             )
         self.world = world
+        self.standing = Standing(world, self.mesh) if self.mesh.members > 1 else None
+        # Those with the same part of other replicas; where replicas are whole, everyone.
+        self.peers = self.standing.peers if self.standing else world
+        self.feed = self.mesh.feed(world.rank)  # which of the step's batches is this worker's
+        self.assembly: Assembly | None = None
+        self._known_params = sum(len(group["params"]) for group in optimizer.param_groups)
         self.model = model
         self.steps = 0
         self.epoch = 0
@@ -126,11 +155,11 @@ class Session:
             telemetry.open(self.out / "events" / f"worker-{world.rank}.jsonl", rank=world.rank)
         self.servers: Servers | None = None
         self.staleness: dict[str, Any] | None = None
-        self.replica, self.comm = self._build(clip_norm)
-        telemetry.event("start", workers=world.size, strategy=strategy)
+        self.replica, self.comm = self._build(clip_norm, example)
+        telemetry.event("start", workers=world.size, strategy=strategy, placement=placement)
 
-    def _build(self, clip_norm: float | None) -> tuple[Replica, Comm]:
-        """The replica and the comm that fit the strategy, the optimizer and the device."""
+    def _build(self, clip_norm: float | None, example: Any) -> tuple[Replica, Comm]:
+        """The replica and the comm that fit the strategy, the placement, the optimizer and the device."""
         _same_model(self.model, self.world)
         device = next(self.model.parameters()).device.type
         if self.strategy.rule is not None:
@@ -144,17 +173,23 @@ class Session:
                 self.strategy.cached,
             )
             return replica, comm
+        part = None
+        if self.standing:
+            layout = lay_out_model(self.model, self.optimizer, span_bytes=SPAN_BYTES, lanes=1)
+            begin_alike(self.model, self.world)
+            part = self.placement.place(self.model, self.optimizer, self._loss, self.standing, example)
+        peers = self.peers
         shared = self.strategy.shares_replica and device == "cpu" and not needs_closure(self.optimizer)
         if shared:
-            host, lanes, comm = self.world.host, self.world.lanes, self.world.between_hosts()
+            host, lanes, comm = peers.host, peers.lanes, peers.between_hosts()
         else:
             host, lanes = None, 1
-            if (self.strategy.topology == "native" and device == "cpu") or self.world.size == 1:
-                comm = self.world.comm
+            if (self.strategy.topology == "native" and device == "cpu") or peers.size == 1:
+                comm = peers.comm
             elif device != "cpu":
-                comm = self.world.between_devices()
+                comm = peers.between_devices()
             else:
-                comm = self.world.scheduled(self.strategy.topology)
+                comm = peers.scheduled(self.strategy.topology)
         if self.strategy.open_replica and device != "cpu":
             raise UsageError("this strategy averages in the memory of a host: use --device cpu")
         replica = Replica(
@@ -162,20 +197,28 @@ class Session:
             self.optimizer,
             self._loss,
             host=host,
-            neighbours=Neighbours(self.world.host) if self.strategy.open_replica else None,
+            neighbours=Neighbours(peers.host) if self.strategy.open_replica else None,
             together=self.strategy.lockstep,
             lanes=lanes,
             clip_norm=clip_norm,
             agree=comm.copy_ if self.strategy.synchronous else None,
             memory=comm if device == "cpu" and not shared else None,
+            part=part,
         )
-        spread(replica, comm, self.world)
+        spread(replica, comm, peers)
+        if self.standing:
+            self.assembly = Assembly(self.standing, replica, layout)
         return replica, comm
 
     @property
     def served(self) -> bool:
         """Whether the parameters are on servers; a worker may leave it to a neighbour to speak with them."""
         return self.replica.lent is not None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker speaks for its replica."""
+        return self.assembly is None or self.assembly.leads
 
     # The step
 
@@ -213,7 +256,8 @@ class Session:
         """The step itself; without a meeting nobody knows what the others do."""
         own = float(sum(samples for _, samples in parts))
         total = meeting.total if meeting else lambda: own
-        share = Share(parts=parts, total=total if self.strategy.pooled else lambda: own)
+        ours = meeting.of_replica if meeting else lambda: own
+        share = Share(parts=parts, total=total if self.strategy.pooled else ours)
         if not parts or not self.strategy.pooled or len(self.world.hosts) == 1:
             total()  # all workers must have asked before anything else is exchanged
         loss = self.strategy.step(self.replica, self.comm, share)
@@ -262,7 +306,7 @@ class Session:
     def _open(self, purpose: int, *, samples: int = 0) -> Meeting:
         """Tell everyone what this worker has come for, and what it brings."""
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        known = len(self.replica.parameters)
+        known = self._known_params
         if count != known:
             raise UsageError(
                 f"the optimizer had {known} parameters when the session was made and has {count} now; "
@@ -271,7 +315,7 @@ class Session:
         values = hyper_parameters(self.optimizer)
         digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
         rows = self.world.start_exchange([float(purpose), float(samples), float(digest)])
-        return Meeting(rows, self._same_hyper_parameters)
+        return Meeting(rows, self._same_hyper_parameters, self.mesh, self.world.rank)
 
     def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
         """Workers with data must agree; a worker without follows them, since it may own spans all the same."""
@@ -328,7 +372,7 @@ class Session:
             if self._last_data is not None and self._last_data is not data:
                 self.position = 0  # what was left of other data says nothing about this
             self._data = self._last_data = data
-            self._round_samples = batch_size * self.world.size
+            self._round_samples = batch_size * self.mesh.feeds
             source = self._shares(data, batch_size, shuffle)
         ahead = prefetch(source)
         self._clock.start()
@@ -349,7 +393,7 @@ class Session:
         ledger = Ledger(len(data), seed=self.seed, shuffle=shuffle)
         epoch = self.epoch
         for indices in ledger.shares(
-            epoch, start=self.position, batch=batch_size, rank=self.world.rank, workers=self.world.size
+            epoch, start=self.position, batch=batch_size, rank=self.feed, workers=self.mesh.feeds
         ):
             if len(indices):
                 yield gather(data, indices, epoch)
@@ -372,19 +416,23 @@ class Session:
         self._pause(EVALUATE)
         sums = dict.fromkeys(judges, 0.0)
         count = 0
-        indices = torch.arange(len(data))[self.world.rank :: self.world.size]
-        for part in indices.split(batch_size):
-            if not len(part):
-                continue
+        if not len(data):
+            raise UsageError("evaluate was given a data set without samples")
+        indices = torch.arange(len(data))[self.feed :: self.mesh.feeds]
+        parts = [part for part in indices.split(batch_size) if len(part)]
+        # Workers that need each other's parameters judge equally often; of those with the same samples, one counts.
+        rounds = -(-len(data) // (batch_size * self.mesh.feeds)) if self.mesh.shards > 1 else len(parts)
+        counts = self.world.rank % self.mesh.copies == 0
+        for number in range(rounds):
+            part = parts[number] if number < len(parts) else torch.tensor([0])
             batch = gather(data, part, self.epoch)
             samples = samples_in(batch)
-            count += samples
+            weight = samples if counts and number < len(parts) else 0
+            count += weight
             for name, judge in judges.items():
-                sums[name] += float(judge(self.model, batch)) * samples
+                sums[name] += self.replica.part.judge(judge, batch, samples) * weight
         rows = self.world.exchange([float(count), *sums.values()])
         total = sum(row[0] for row in rows)
-        if not total:
-            raise UsageError("evaluate was given a data set without samples")
         result = {name: sum(row[1 + i] for row in rows) / total for i, name in enumerate(judges)}
         self.measured = result
         telemetry.event("evaluate", step=self.steps, epoch=self.epoch, **result)
@@ -398,7 +446,7 @@ class Session:
             self.strategy.agree(self.replica, self.comm)
             self.world.host.barrier()
             self._parted = False
-        average_buffers(self.model, self.world)
+        average_buffers(self.replica.part.buffers(), self.peers)
 
     # Saving and resuming
 
@@ -429,7 +477,7 @@ class Session:
         """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
         if self.served:
             return served.collect(self.servers, self.replica, self.world)
-        return collect(self.replica, self.world)
+        return collect(self.replica, self.peers)
 
     # The end
 
@@ -448,6 +496,7 @@ class Session:
             "workers": self.world.size,
             "hosts": len(self.world.hosts),
             "strategy": self.strategy_text,
+            "placement": placements.describe(self.placement),
             "bytes_sent": int(bytes_sent),
             "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),
@@ -458,10 +507,24 @@ class Session:
         """Wait for everyone, write the summary, and leave the model usable by itself."""
         if not self._closed and not self._broken:
             self._end()
-            give_back_state(self.replica, *self.collect())
-            self.replica.release()
+            self._give_back()
             if self.servers is not None:
                 self.servers.close()
+
+    def _give_back(self) -> None:
+        """Model and optimizer as plain PyTorch has them, whole on every worker."""
+        own, states = self.collect()
+        if self.assembly is None:
+            give_back_state(self.replica, own, states)
+            self.replica.release()
+            return
+        states = self.assembly.states(states)
+        whole = self.assembly.everywhere(self.assembly.whole(own | model_tensors(self.replica)))
+        self.replica.release()
+        self.replica.part.become_whole(
+            {name.removeprefix("model/"): value for name, value in whole.items() if name.startswith("model/")}
+        )
+        give_whole_state(self.model, self.optimizer, whole, states)
 
     def finish(self) -> None:
         """Wait for everyone and write the summary; what happens at the end of a process that did not close."""
@@ -512,9 +575,9 @@ def _same_model(model: nn.Module, world: World) -> None:
             )
 
 
-def _asked(seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
+def _asked(replicas: int, seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
     name = type(optimizer).__name__.lower()
-    return Asked(workers=seat.workers, servers=seat.servers, optimizer=name, hosts=hosts)
+    return Asked(workers=replicas, servers=seat.servers, optimizer=name, hosts=hosts)
 
 
 def _own_bytes() -> list[float]:

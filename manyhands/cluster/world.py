@@ -37,6 +37,7 @@ class World:
         self.servers = seat.servers
         self._between: BetweenHosts | None = None
         self._owns_group = False
+        self._divided: dict[Any, World] = {}
         self.neighbours = find_neighbours(seat)
         self._store: Any = self.neighbours.store
         self.hosts: tuple[tuple[int, ...], ...] = self.neighbours.workers(seat)
@@ -74,6 +75,15 @@ class World:
         far = C10dTransport(None, tag=number) if len(self.hosts) > 1 else None
         near = MailboxTransport(self.host)
         return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
+
+    def divided(self, groups: Sequence[Sequence[int]]) -> "World":
+        """The world of this worker's group, of those into which all workers are divided; all must ask."""
+        from manyhands.cluster.division import Division  # which is a world itself
+
+        key = tuple(map(tuple, groups))
+        if key not in self._divided:
+            self._divided[key] = Division(self, key)
+        return self._divided[key]
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
@@ -142,6 +152,8 @@ class World:
         self._owns_group = True
 
     def close(self) -> None:
+        for part in self._divided.values():
+            part.close()
         if self._owns_group and dist.is_initialized():
             # Gloo's threads drop Python objects of finished sums and need the interpreter for it, while taking
             # a group down holds the interpreter and waits for those threads: let them finish first.

@@ -45,12 +45,33 @@ def sparse_ids(model: nn.Module) -> set[int]:
 def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, lanes: int) -> Layout:
     """Where the trained parameters lie in the flat vector: the same on everyone who has the same model."""
     names, params = trained(model, optimizer)
+    return lay_out_params(
+        names,
+        params,
+        optimizer,
+        originals=params,
+        sparse=sparse_ids(model),
+        span_bytes=span_bytes,
+        lanes=lanes,
+    )
+
+
+def lay_out_params(
+    names: Sequence[str],
+    params: Sequence[Tensor],
+    optimizer: Optimizer,
+    *,
+    originals: Sequence[Tensor],
+    sparse: set[int],
+    span_bytes: int,
+    lanes: int,
+) -> Layout:
+    """The same for some parameters; the optimizer knows the `originals` that they stand for."""
     _, dtype = one_type(params)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    sparse = sparse_ids(model)
     whole = not is_element_wise(optimizer)
     shapes = [
-        Shape(name=name, shape=tuple(p.shape), group=group_of[id(p)], whole=whole or id(p) in sparse)
-        for name, p in zip(names, params, strict=True)
+        Shape(name=name, shape=tuple(p.shape), group=group_of[id(original)], whole=whole or id(p) in sparse)
+        for name, p, original in zip(names, params, originals, strict=True)
     ]
     return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)

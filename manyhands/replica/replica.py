@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,7 +25,8 @@ from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.parameters import lay_out_model, one_type, sparse_ids, trained
+from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids
+from manyhands.replica.part import Loss, Part, Share
 from manyhands.replica.updates import (
     Updates,
     hyper_parameters,
@@ -36,23 +36,6 @@ from manyhands.replica.updates import (
 )
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
-
-Loss = Callable[[nn.Module, Any], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """This worker's part of one step: batches with their numbers of samples, and what all workers have together."""
-
-    parts: Sequence[tuple[Any, int]]
-    total: Callable[
-        [], float
-    ]  # asked for after the forward pass: by then the others have said how much they have
-
-    @property
-    def samples(self) -> int:
-        return sum(samples for _, samples in self.parts)
-
 
 class Memory(Protocol):
     """Gives vectors, and takes them back."""
@@ -80,14 +63,15 @@ class Replica:
         memory: Memory | None = None,
         span_bytes: int = SPAN_BYTES,
         lent: Lent | None = None,
+        part: Part | None = None,
     ) -> None:
         self.model = model
+        self.part = part or Part(model, loss)
         self.optimizer = optimizer
         self.steps = 0
         self.needs_closure = needs_closure(optimizer)
         self.kept = Kept()
         self.held: Share | None = None  # what a strategy has at hand for judging models
-        self._loss = loss
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
         self._memory = memory  # for what this worker has to itself; else ordinary memory
@@ -100,9 +84,17 @@ class Replica:
         self._index = self._host.index if self._host else 0
         self._workers = self._host.size if self._host else 1
         self.lanes = lanes or self._workers
-        self._names, self.parameters = trained(model, optimizer)
+        self._names, self.parameters = self.part.trained(optimizer)
         self._device, dtype = one_type(self.parameters)
-        self.layout = lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes)
+        self.layout = lay_out_params(
+            self._names,
+            self.parameters,
+            optimizer,
+            originals=self.part.originals(self.parameters),
+            sparse=sparse_ids(model),
+            span_bytes=span_bytes,
+            lanes=self.lanes,
+        )
         # Flat order is last parameter first.
         self._names.reverse()
         self.parameters.reverse()
@@ -111,7 +103,7 @@ class Replica:
         self._move_in()
         self._memory_to = host.arena.used if host else 0
         if not lent:
-            self.updates.take_over(list(self.owned), self.parameters)
+            self.updates.take_over(list(self.owned), self._given_states())
         self._flags.fill_(1)
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
@@ -149,6 +141,18 @@ class Replica:
             sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
         )
 
+    def _given_states(self) -> dict[str, dict[str, Any]]:
+        """The state that the user's optimizer already has, as far as it concerns this part."""
+        states: dict[str, dict[str, Any]] = {}
+        originals = self.part.originals(self.parameters)
+        for param, original, place in zip(self.parameters, originals, self.layout.places, strict=True):
+            piece = self.part.piece(place.name, param)
+            for name, value in self.optimizer.state.get(original, {}).items():
+                if isinstance(value, Tensor) and tuple(value.shape) == piece.shape:
+                    value = piece.of(value)
+                states.setdefault(place.name, {})[name] = value
+        return states
+
     def _common_vector(self, length: int, dtype: torch.dtype) -> Tensor:
         """What there is one of per host."""
         if self._home and self._home.size > 1:
@@ -167,7 +171,7 @@ class Replica:
     def _move_in(self) -> None:
         """The first worker's values become everyone's, and the model's parameters become views of them."""
         known = {id(param) for param in self.parameters}
-        others = [param for param in self.model.parameters() if id(param) not in known]
+        others = self.part.frozen(known)
         edges = list(itertools.accumulate((-(-p.nbytes // 64) * 64 for p in others), initial=0))
         self.constants = self._common_vector(
             edges[-1], torch.uint8
@@ -228,15 +232,7 @@ class Replica:
         pass may still read any of them, and a worker that dies before leaves the parameters as they were.
         """
         self._begin(on_ready)
-        value = 0.0
-        with telemetry.timed("compute"):
-            for number, (batch, samples) in enumerate(share.parts, start=1):
-                loss = self._loss(self.model, batch)
-                weight = samples / share.total()
-                self._last_part = number == len(share.parts)
-                # Weighting the loss weights every gradient, at no cost.
-                loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
-                value += loss.item() * samples
+        value = self.part.backward(share, self._set_final)
         self._end()
         self.steps += 1
         return value / share.samples if share.samples else float("nan")
@@ -247,8 +243,17 @@ class Replica:
         self._clip_is_due = not self.needs_closure
         for index, param in enumerate(self.parameters):
             param.grad = None
-            if param.requires_grad and index not in self._hooks:  # at the first step, or thawed since
+            # At the first step, or thawed since.
+            if param.requires_grad and index not in self._hooks and self.part.hooked:
                 self._hooks[index] = param.register_post_accumulate_grad_hook(partial(self._arrive, index))
+
+    def _set_final(self, is_last: bool) -> None:
+        """Whether the gradients that follow are the last of this step for their parameters."""
+        self._last_part = is_last
+
+    def deliver(self, index: int, gradient: Tensor) -> None:
+        """The whole of a parameter's gradient in this step, where autograd does not leave it in the parameter."""
+        self._gradients.arrive(index, gradient)
 
     def _arrive(self, index: int, param: Tensor) -> None:
         """Called by autograd when a parameter's gradient is complete."""
@@ -334,8 +339,9 @@ class Replica:
         if self._host:
             self._host.barrier()
         skipped, total = self._skipped, self._gradients.total
+        counted = [self.part.counts(place.name) for place in self.layout.places]
         for index, place in enumerate(self.layout.places):
-            if index % self._workers == self._index and index not in skipped:
+            if index % self._workers == self._index and index not in skipped and counted[index]:
                 self._norms[index] = torch.linalg.vector_norm(total[place.start : place.stop])
         if self._host:
             self._host.barrier()
@@ -343,14 +349,16 @@ class Replica:
         if self._index == 0:
             # In the model's order, so that one worker gets the very bits of plain PyTorch.
             norms = [
-                self._norms[index] for index in reversed(range(len(self.parameters))) if index not in skipped
+                self._norms[index]
+                for index in reversed(range(len(self.parameters)))
+                if index not in skipped and counted[index]
             ]
             norm.copy_(torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(()))
             if self._agree:
                 self._agree(norm)  # another processor may have rounded otherwise
         if self._host:
             self._host.barrier()
-        return torch.clamp(limit / (norm[0] + 1e-6), max=1.0)
+        return torch.clamp(limit / (self.part.whole_norm(norm[0]) + 1e-6), max=1.0)
 
     def minimize(self, gradients: Callable[[], float]) -> float:
         """For optimizers that evaluate the loss several times in a step; `gradients` fills `grads` and returns it."""
@@ -402,7 +410,8 @@ class Replica:
         """The loss of the model as it is, summed over the samples at hand; infinite if it is not a number."""
         parts = self.held.parts if self.held else ()
         with self.judged():
-            total = sum(float(self._loss(self.model, batch)) * samples for batch, samples in parts)
+            loss = self.part.loss
+            total = sum(self.part.judge(loss, batch, samples) * samples for batch, samples in parts)
         return total if math.isfinite(total) else math.inf
 
     def whole(self) -> Tensor:
@@ -417,7 +426,7 @@ class Replica:
             target.copy_(part.view(target.shape))
 
     def _statistics(self) -> list[Tensor]:
-        return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        return [buffer for buffer in self.part.buffers() if buffer.is_floating_point()]
 
     @property
     def settings(self) -> list[float]:
@@ -437,7 +446,7 @@ class Replica:
         for hook in self._hooks.values():
             hook.remove()
         with torch.no_grad():
-            for param in self.model.parameters():
+            for param in {*self.model.parameters(), *self.parameters}:
                 param.data = param.data.clone()
         for vector in self._borrowed:
             assert self._memory is not None

@@ -164,7 +164,8 @@ def _server(
         sparse=[place for place, param in enumerate(trained_params) if id(param) in sparse],
     )
     own = [span for group in scheme.groups if group.server == index for span in group.spans]
-    updates.take_over(own, trained_params)
+    places = zip(scheme.layout.places, trained_params, strict=True)
+    updates.take_over(own, {place.name: optimizer.state.get(param, {}) for place, param in places})
     shard = Shard(
         index,
         scheme.groups,

@@ -26,8 +26,11 @@ ROW = 64  # numbers one worker can put into an exchange
 class Host:
     """This worker's place among the `size` workers of its host; `ranks` are their ranks in the world."""
 
-    def __init__(self, arena_fd: int, ranks: Sequence[int], index: int) -> None:
+    def __init__(
+        self, arena_fd: int, ranks: Sequence[int], index: int, *, names: Sequence[int] | None = None
+    ) -> None:
         self.ranks = tuple(ranks)
+        self._names = tuple(names or ranks)  # what messages call them, where ranks count a part of the world
         self.index = index
         self.size = len(self.ranks)
         if self.size > 1 and platform.machine() not in ("x86_64", "AMD64"):
@@ -54,7 +57,7 @@ class Host:
             if index != self.index:
                 with contextlib.suppress(OSError):
                     pidfd = os.pidfd_open(int(row[0]))
-                    self._pids[pidfd] = self.ranks[index]
+                    self._pids[pidfd] = self._names[index]
                     self._poll.register(pidfd, select.POLLIN)
 
     def _check_peers(self) -> None:
@@ -62,7 +65,7 @@ class Host:
             gone = self._poll.poll(0)
         for pidfd, _ in gone:
             raise PeerLost(
-                f"worker {self._pids[pidfd]} is gone while worker {self.ranks[self.index]} waited for it"
+                f"worker {self._pids[pidfd]} is gone while worker {self._names[self.index]} waited for it"
             )
 
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
