@@ -17,6 +17,7 @@ from manyhands import data, models, spec, telemetry
 from manyhands import plan as plans
 from manyhands.cluster.seat import own_seat
 from manyhands.data.ledger import Ledger
+from manyhands.data.loading import gather
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan, Train
 from manyhands.sessions import Session
@@ -51,7 +52,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
     model = models.build(plan.model, samples.shape, samples.classes).to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
-    batches_per_epoch = Ledger(len(samples.train), seed=0).steps(plan.train.batch, plan.cluster.workers)
+    batches_per_epoch = Ledger(len(samples.train), seed=0).steps(plan.train.batch, plan.mesh().feeds)
     steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
     total = plan.train.total_steps(steps_per_epoch)
     scheduler = scheduled(optimizer, plan.train, total, steps_per_epoch)
@@ -63,11 +64,13 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         clip_norm=plan.train.clip_norm,
         seed=plan.train.seed,
         strategy=plan.strategy,
+        placement=plan.placement,
+        example=gather(samples.train, torch.arange(min(plan.train.batch, len(samples.train))), 0),
     )
     if say and why:
         say(why)
-    # Workers draw different dropout masks; a resumed run takes the saved states instead.
-    torch.manual_seed((plan.train.seed + 1 + session.world.rank) % 2**63)
+    # Workers draw different dropout masks, unless they compute the same; a resumed run takes the saved states instead.
+    torch.manual_seed((plan.train.seed + 1 + session.feed) % 2**63)
     telemetry.event(
         "start",
         total_steps=total,
@@ -77,6 +80,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         model=plan.model,
         data=plan.data,
         strategy=plan.strategy,
+        placement=plan.placement,
     )
     if resume:
         _resume(session, scheduler)
@@ -118,7 +122,7 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
     """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
     device = plan.cluster.device
     train: Any = samples.train
-    left = -(-(len(train) - session.position) // (plan.train.batch * session.world.size))
+    left = -(-(len(train) - session.position) // (plan.train.batch * session.mesh.feeds))
     waiting: list[Any] = []
     batches: Any = session.batches(train, batch_size=plan.train.batch)
     for number, batch in enumerate(batches, 1):

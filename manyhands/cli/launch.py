@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from manyhands import strategies
+from manyhands import placement, strategies
 from manyhands.cli.running import check_workers, make_directory, new_run, run_workers, with_servers
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
@@ -42,6 +42,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--strategy", metavar="S", default=strategies.DEFAULT, help="a name of `list strategies`"
     )
+    parser.add_argument(
+        "--placement", metavar="P", default=placement.DEFAULT, help="a name of `list placements`"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default 2)")
     parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
@@ -66,8 +69,7 @@ def run(options: argparse.Namespace) -> int:
     if workers < 1:
         raise UsageError(f"workers={workers}: it must be at least 1")
     servers = options.servers or 0
-    asked = strategies.Asked(workers=workers, servers=servers)
-    strategies.admit(strategies.parse(options.strategy), asked)
+    _check(options, workers, servers)
     with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
         return run_workers(
             [str(script), *options.arguments],
@@ -76,18 +78,26 @@ def run(options: argparse.Namespace) -> int:
             threads=options.threads,
             servers=servers,
             pass_output=True,
-            environ={local.STRATEGY: options.strategy},
+            environ={local.STRATEGY: options.strategy, local.PLACEMENT: options.placement},
         )
+
+
+def _check(options: argparse.Namespace, workers: int, servers: int) -> None:
+    """Refuse what strategy, placement and workers cannot be together."""
+    strategy, placed = strategies.parse(options.strategy), placement.parse(options.placement)
+    mesh = placed.mesh(workers)
+    asked = strategies.Asked(workers=mesh.replicas, servers=servers)
+    placement.admit(placed, mesh, strategy, asked)
+    strategies.admit(strategy, asked)
 
 
 def _join(options: argparse.Namespace, seat: Seat) -> int:
     """Run the script here, as one worker of a world that someone else started."""
     check_workers(options.workers, seat)
-    asked = strategies.Asked(workers=seat.workers, servers=seat.servers)
-    strategies.admit(strategies.parse(options.strategy), asked)
+    _check(options, seat.workers, seat.servers)
     if options.threads is not None:
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
-    os.environ[local.STRATEGY] = options.strategy
+    os.environ |= {local.STRATEGY: options.strategy, local.PLACEMENT: options.placement}
     if options.out is not None:
         os.environ[local.RUN_DIR] = str(make_directory(options.out))
     from manyhands.cluster import worker

@@ -34,6 +34,7 @@ examples:
   manyhands train --model resnet20 --data cifar10 --fetch --epochs 20 --workers 4
   manyhands train --model mlp:hidden=512-512 --optimizer adamw:lr=0.001
   manyhands train --strategy {strategies.DEFAULT}:topology=ring --workers 4
+  manyhands train --placement pipeline:stages=2,microbatches=8 --model vgg16 --workers 2
   manyhands train job.toml --epochs 3                    flags override the file
   manyhands train --out runs/a --resume                  go on where that run stopped
   torchrun --nproc-per-node 2 --no-python manyhands train    joins the world of torchrun, mpirun or Slurm
@@ -70,6 +71,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--data", metavar="D", help="a name of `list data`, or package.module:callable")
     parser.add_argument(
         "--strategy", metavar="S", help="a name of `list strategies`, with settings after a colon"
+    )
+    parser.add_argument(
+        "--placement", metavar="P", help="a name of `list placements`: how a replica is laid over workers"
     )
     parser.add_argument(
         "--workers", type=int, metavar="N", help="processes that compute gradients (default 2)"
@@ -147,7 +151,7 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     else:
         plan = Plan()
     given = {key: value for key, value in vars(options).items() if value is not None}
-    top = {key: given[key] for key in ("model", "data", "strategy") if key in given}
+    top = {key: given[key] for key in ("model", "data", "strategy", "placement") if key in given}
     cluster = {key: given[key] for key in ("workers", "servers", "threads", "device") if key in given}
     if seat.launcher != "alone":
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))

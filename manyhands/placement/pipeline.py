@@ -27,7 +27,7 @@ class Pipeline(Placement):
     microbatches: int = 4
     schedule: str = "1f1b"
     chunks: int = 2  # stages of each worker where the schedule is interleaved
-    split: str = ""  # the last layer of each stage but the last, joined by +; where not given, measured
+    split: tuple[str, ...] = ()  # the last layer of each stage but the last; where not given, measured
 
     def __post_init__(self) -> None:
         for name, value in (("stages", self.stages), ("microbatches", self.microbatches), ("chunks", self.chunks)):
@@ -36,15 +36,11 @@ class Pipeline(Placement):
         if self.schedule not in SCHEDULES:
             raise UnknownName("schedule", self.schedule, SCHEDULES)
         cuts = self.stages * self.depth - 1
-        if self.split and len(self.names) != cuts:
+        if self.split and len(self.split) != cuts:
             raise UsageError(
-                f"split={self.split} makes {len(self.names) + 1} stages, and {self.stages} workers × {self.depth} "
+                f"split={'-'.join(self.split)} makes {len(self.split) + 1} stages, and {self.stages} workers × {self.depth} "
                 f"make {cuts + 1}; name {cuts} layers"
             )
-
-    @property
-    def names(self) -> list[str]:
-        return self.split.split("+") if self.split else []
 
     @property
     def depth(self) -> int:
@@ -66,7 +62,7 @@ class Pipeline(Placement):
             standing,
             example,
             stages=self.stages * self.depth,
-            names=self.names,
+            names=self.split,
             micros=self.microbatches,
         )
         return Stages(model, loss, standing, cuts, schedule=self.schedule, micros=self.microbatches)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from manyhands import placement
+from manyhands import models, placement
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
 from manyhands.placement import PLACEMENTS
@@ -140,3 +140,211 @@ def test_it_equals_one_process(text: str) -> None:
 
 def session_feeds(text: str, workers: int) -> int:
     return placement.parse(text).mesh(workers).feeds
+
+
+FEW = [text for text in TEXTS if text not in ("pipeline:schedule=gpipe", "pipeline:schedule=zero-bubble")]
+
+
+@pytest.mark.parametrize("text", FEW)
+def test_clipping_and_schedules(text: str) -> None:
+    """The norm is that of the whole replica's gradient, and each worker's optimizer follows the scheduler."""
+    workers, _ = CASES[text]
+
+    def work(world: World) -> nn.Module:
+        session = make_session(world, text, clip_norm=0.3, make=adam)
+        session.scheduler = torch.optim.lr_scheduler.ExponentialLR(session.optimizer, 0.9)
+        train(session, batches())
+        session.close()
+        return session.model
+
+    for net in in_threads(workers, work):
+        close_to(net, alone(adam, clip=0.3, decay=0.9), 1e-6)
+
+
+@pytest.mark.parametrize("text", FEW)
+def test_evaluation_is_that_of_the_whole_model(text: str) -> None:
+    workers, _ = CASES[text]
+    data = TensorDataset(torch.cat([batch[0] for batch in batches()[:3]])[:31], torch.arange(31) % 4)
+
+    def work(world: World) -> dict[str, float]:
+        session = make_session(world, text)
+        train(session, batches())
+        return session.evaluate(data, batch_size=5, measures={"accuracy": accuracy})
+
+    net = alone().eval()
+    whole = (data.tensors[0], data.tensors[1])
+    for result in in_threads(workers, work):
+        assert result["loss"] == pytest.approx(loss(net, whole).item(), rel=1e-9)
+        assert result["accuracy"] == pytest.approx(accuracy(net, whole).item())
+
+
+OTHERS = [text for text in FEW if text != FEW[0]]
+
+
+@pytest.mark.parametrize(("before", "after"), [(text, FEW[0]) for text in FEW] + [(FEW[0], text) for text in OTHERS])
+def test_checkpoints_reshape(before: str, after: str, tmp_path: Path) -> None:
+    """Saved under one placement, loaded under another: the same bits, and training goes on the same."""
+    middle = STEPS // 2
+
+    def first(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        session = make_session(world, before, make=adam)
+        train(session, batches()[:middle])
+        session.save(tmp_path)
+        session.close()
+        return whole_state(session)
+
+    def second(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        session = make_session(world, after, make=adam)
+        session.resume(tmp_path)
+        session.close()
+        return whole_state(session)
+
+    def rest(world: World) -> nn.Module:
+        session = make_session(world, after, make=adam)
+        session.resume(tmp_path)
+        train(session, batches()[middle:])
+        session.close()
+        return session.model
+
+    saved = in_threads(CASES[before][0], first)[0]
+    for found in in_threads(CASES[after][0], second):
+        same_bits(saved, found)
+    for net in in_threads(CASES[after][0], rest):
+        close_to(net, alone(adam), 1e-6)
+
+
+def whole_state(session: Session) -> dict[str, Tensor]:
+    states = session.optimizer.state_dict()["state"]
+    tensors = {f"{number}/{name}": torch.as_tensor(v) for number, s in states.items() for name, v in s.items()}
+    return tensors | session.model.state_dict()
+
+
+def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd:period=3", "tournament:every=4", "all-reduce:topology=ring"])
+def test_strategies_do_not_notice(strategy: str) -> None:
+    """Two replicas of two workers each do what two workers do."""
+
+    def work(world: World, text: str) -> nn.Module:
+        session = make_session(world, text, strategy=strategy)
+        train(session, batches()[:8])
+        session.close()
+        return session.model
+
+    plain = in_threads(2, lambda world: work(world, "single"))
+    placed = in_threads(4, lambda world: work(world, "pipeline:stages=2"))
+    for net in placed:
+        close_to(net, plain[0])
+
+
+# Pipelines
+
+
+class Skipping(nn.Module):
+    """No sequence: a value goes around some layers, and two parameters are used without a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(16, 12)
+        self.one = nn.Linear(12, 12)
+        self.two = nn.Linear(12, 12)
+        self.scale = nn.Parameter(torch.ones(12))
+        self.out = nn.Linear(12, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first = torch.tanh(self.into(inputs.flatten(1)))
+        second = torch.tanh(self.one(first))
+        third = torch.relu(self.two(second) + first) * self.scale
+        return self.out(third + second)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_model_that_is_no_sequence(stages: int) -> None:
+    def make() -> nn.Module:
+        net = Skipping().double()
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for param in net.parameters():
+                param.copy_(torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.3)
+        return net
+
+    def work(world: World) -> nn.Module:
+        net = make()
+        text = f"pipeline:stages={stages}"
+        session = Session(net, momentum(net), loss, world=world, placement=text, example=batches()[0])
+        train(session, batches())
+        session.close()
+        return net
+
+    net = make()
+    optimizer = momentum(net)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss(net, batch).backward()
+        optimizer.step()
+    for found in in_threads(stages, work):
+        close_to(found, net)
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "convolutions"), [("alexnet", "features.conv4", 4), ("vgg16:head=linear", "stage4.conv1", 8)]
+)
+def test_published_splits_can_be_written(model: str, split: str, convolutions: int) -> None:
+    """AlexNet after its 4th convolution, VGG16 after its 8th."""
+
+    def work(world: World) -> list[str]:
+        torch.manual_seed(0)
+        net = models.build(model, (3, 32, 32), 10)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        session = Session(net, optimizer, loss, world=world, placement=f"pipeline:split={split}")
+        session.step((torch.randn(4, 3, 32, 32), torch.arange(4)))
+        return list(session.replica.part.tensors())
+
+    first, second = in_threads(2, work)
+    assert sum("conv" in name and name.endswith("weight") for name in first) == convolutions
+    assert not set(first) & set(second)
+    assert len(first) + len(second) == len(models.build(model, (3, 32, 32), 10).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pipeline:split=9", ["no such layer", "2.0"]),
+        ("pipeline:stages=3,split=6-4", ["order"]),
+        ("pipeline:stages=8", ["7 places"]),
+        ("pipeline:stages=4,split=0-1-2.0", ["no parameters"]),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(text: str, words: list[str]) -> None:
+    workers = placement.parse(text).stages  # type: ignore[attr-defined]
+
+    def work(world: World) -> str:
+        with pytest.raises(UsageError) as refusal:
+            make_session(world, text)
+        return str(refusal.value)
+
+    for message in in_threads(workers, work):
+        assert all(word in message for word in words), message
+
+
+def test_without_a_batch_there_is_nothing_to_measure() -> None:
+    def work(world: World) -> None:
+        net = make_net()
+        with pytest.raises(UsageError, match="example=batch"):
+            Session(net, momentum(net), loss, world=world, placement="pipeline")
+
+    in_threads(2, work)
+
+
+def test_members_of_a_replica_must_get_the_same_batch() -> None:
+    def work(world: World) -> None:
+        session = make_session(world, "pipeline")
+        batch = batches()[0]
+        with pytest.raises(UsageError, match="were given 12 and 6"):
+            session.step(batch if world.rank == 0 else share(batch, 0, 2))
+
+    in_threads(2, work)

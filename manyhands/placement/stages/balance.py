@@ -1,5 +1,6 @@
 """Where to cut: stages whose slowest is as fast as can be, what crosses a cut included."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ class Costs:
     seconds: Sequence[float]  # forward and backward
     crossing_bytes: Sequence[int]  # of what is still needed after it
     allowed: Sequence[bool]  # whether the model may be cut after it
+    trained: Sequence[bool]  # whether it has parameters: every stage needs some
 
 
 def balanced(costs: Costs, stages: int) -> list[int] | None:
@@ -25,6 +27,7 @@ def balanced(costs: Costs, stages: int) -> list[int] | None:
     sums = [0.0]
     for seconds in costs.seconds:
         sums.append(sums[-1] + seconds)
+    counts = [0, *itertools.accumulate(map(int, costs.trained))]
 
     def passing(edge: int) -> float:
         """A value goes one way and its gradient the other."""
@@ -35,7 +38,7 @@ def balanced(costs: Costs, stages: int) -> list[int] | None:
         following: dict[int, tuple[float, list[int]]] = {}
         for stop in edges[1:]:
             for start, (slowest, cuts) in best.items():
-                if start < stop:
+                if counts[start] < counts[stop]:
                     cost = max(slowest, sums[stop] - sums[start] + passing(start) + passing(stop))
                     if stop not in following or cost < following[stop][0]:
                         following[stop] = (cost, [*cuts, stop])

@@ -30,6 +30,7 @@ def measure(row: Row, inputs: Values) -> Costs:
     return Costs(
         seconds=[min(each) for each in zip(*tries, strict=True)],
         crossing_bytes=crossing,
+        trained=[bool(row.parameters(index, index + 1)) for index in range(len(row.nodes))],
         allowed=[fits and apart for fits, apart in zip(allowed, _apart(row), strict=True)],
     )
 

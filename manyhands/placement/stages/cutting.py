@@ -54,11 +54,12 @@ def cut(
 ) -> Cuts:
     """The same cuts on all workers; worker 0 measures where no names are given, and says what came of it."""
     model_row = row(model)
+    standing.world.host.barrier()  # nobody runs a model while another worker of the same process traces its own
     if names:
         cuts = Cuts(model_row, (0, *(_after(model_row, name) for name in names), len(model_row.nodes)))
         if list(cuts.edges) != sorted(set(cuts.edges)):
-            raise UsageError(f"split={'+'.join(names)}: every stage needs a layer; name layers in the model's order")
-        _refuse_ties(cuts)
+            raise UsageError(f"split={'-'.join(names)}: every stage needs a layer; name layers in the model's order")
+        _refuse_parts(cuts)
         if standing.world.rank == 0:
             print(f"pipeline: {cuts}", file=sys.stderr, flush=True)
         return cuts
@@ -97,9 +98,12 @@ def _after(model_row: Row, name: str) -> int:
     return found[-1] + 1
 
 
-def _refuse_ties(cuts: Cuts) -> None:
+def _refuse_parts(cuts: Cuts) -> None:
+    """Every stage has parameters, and none has those of another."""
     owner: dict[int, int] = {}
     for stage in range(cuts.stages):
+        if not cuts.row.parameters(cuts.span(stage).start, cuts.span(stage).stop):
+            raise UsageError(f"stage {stage} has no parameters ({cuts}); name other layers")
         for tensor in cuts.row.tensors(cuts.span(stage).start, cuts.span(stage).stop):
             if owner.setdefault(id(tensor), stage) != stage:
                 raise UsageError(

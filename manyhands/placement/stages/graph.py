@@ -1,5 +1,6 @@
 """A model as a row of operations that can be cut between any two of them: a sequence, or what tracing finds."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from torch import Tensor, fx, nn
 from manyhands.errors import UsageError
 
 Values = dict[str, Any]
+
+_tracing = threading.Lock()  # it changes how modules are called, for the whole process
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class Row:
                 values += [*module.parameters(), *module.buffers()]
             found |= {id(value): value for value in values if isinstance(value, Tensor)}
         return list(found.values())
+
+    def parameters(self, start: int, stop: int) -> list[nn.Parameter]:
+        return [tensor for tensor in self.tensors(start, stop) if isinstance(tensor, nn.Parameter)]
 
     def run(self, index: int, values: Values) -> Any:
         """One operation on values by name."""
@@ -108,7 +114,8 @@ def _sequence(model: nn.Sequential) -> fx.Graph:
 
 def _traced(model: nn.Module) -> fx.Graph:
     try:
-        return fx.Tracer().trace(model)
+        with _tracing:
+            return fx.Tracer().trace(model)
     except Exception as error:  # whatever the user's code does with what is no tensor
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
