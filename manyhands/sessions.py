@@ -446,7 +446,8 @@ class Session:
             self.strategy.agree(self.replica, self.comm)
             self.world.host.barrier()
             self._parted = False
-        average_buffers(self.replica.part.buffers(), self.peers)
+        # Workers of a replica have seen the same samples, unless each has samples of its own.
+        average_buffers(self.replica.part.buffers(), self.world if self.mesh.shards > 1 else self.peers)
 
     # Saving and resuming
 

@@ -5,6 +5,7 @@ from manyhands.errors import UsageError
 from manyhands.placement.mesh import Mesh
 from manyhands.placement.pipeline import Pipeline
 from manyhands.placement.placement import Placement
+from manyhands.placement.sharded import Sharded
 from manyhands.placement.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
 
@@ -13,6 +14,7 @@ __all__ = ["DEFAULT", "PLACEMENTS", "Mesh", "Placement", "admit", "describe", "p
 PLACEMENTS: dict[str, type[Placement]] = {
     "single": Single,
     "pipeline": Pipeline,
+    "sharded": Sharded,
 }
 
 DEFAULT = "single"

@@ -26,13 +26,22 @@ class _Part(msgspec.Struct, array_like=True):
     key: str
     dtype: str
     shape: list[int]
+    cut: bool
     dim: int | None
     start: int
-    stop: int | None
+    stop: int
+    padding: int
 
     @property
     def piece(self) -> Piece:
-        return Piece(shape=tuple(self.shape), dim=self.dim, start=self.start, stop=self.stop)
+        return Piece(
+            shape=tuple(self.shape),
+            cut=self.cut,
+            dim=self.dim,
+            start=self.start,
+            stop=self.stop,
+            padding=self.padding,
+        )
 
     def empty(self, *, whole: bool) -> Tensor:
         shape = self.shape if whole else self.piece.own_shape
@@ -41,7 +50,9 @@ class _Part(msgspec.Struct, array_like=True):
 
 def _part(key: str, piece: Piece, dtype: torch.dtype) -> _Part:
     name = str(dtype).removeprefix("torch.")
-    return _Part(key, name, list(piece.shape), piece.dim, piece.start, piece.stop)
+    return _Part(
+        key, name, list(piece.shape), piece.cut, piece.dim, piece.start, piece.stop, piece.padding
+    )
 
 
 class Assembly:
@@ -81,7 +92,7 @@ class Assembly:
                 else:
                     value = part.empty(whole=False)
                     transport.receive(rank, _bytes(value)).wait()
-                if part.piece.is_whole:
+                if not part.cut:
                     found[part.key] = value
                 else:
                     if part.key not in found:

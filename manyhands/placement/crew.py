@@ -1,15 +1,18 @@
 """The part of a worker that computes a replica together with others: what it holds, and what they agree on."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyhands.errors import UsageError
 from manyhands.placement.standing import Standing
 from manyhands.replica.part import Loss, Part
 from manyhands.replica.parameters import trained
 from manyhands.replica.piece import Piece
+from manyhands.replica.updates import is_element_wise
 
 
 class Crew(Part):
@@ -30,6 +33,7 @@ class Crew(Part):
         self.standing = standing
         self._held = held  # the ids of the parameters and buffers that are here
         self._pieces = dict(pieces or {})  # of those that are cut
+        self._hooks: list[Any] = []  # that a part has hung on the model
         self._shapes = {name: tuple(value.shape) for name, value in model.state_dict(keep_vars=True).items()}
         self._ids = {name: id(value) for name, value in model.state_dict(keep_vars=True).items()}
         with torch.no_grad():
@@ -64,16 +68,28 @@ class Crew(Part):
             value.copy_(saved[name])
 
     def become_whole(self, tensors: Mapping[str, Tensor]) -> None:
+        for hook in self._hooks:
+            hook.remove()
         for name, value in self.model.state_dict(keep_vars=True).items():
             value.data = tensors[name]
 
-    def piece(self, name: str, value: Tensor) -> Piece:
+    def piece(self, name: str, value: Tensor | None) -> Piece:
         return self._pieces.get(self._ids[name], Piece(shape=self._shapes[name]))
 
     def counts(self, name: str) -> bool:
-        """Of the ways of a stage, all have a slice of what is cut, and the first speaks for what is not."""
-        return self.standing.position.way == 0 or self._ids[name] in self._pieces
+        """All have a piece of what is cut, and the first speaks for what is not."""
+        position = self.standing.position
+        return (position.way == 0 and position.shard == 0) or self.piece(name, None).cut
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         rows = self.standing.crew.exchange([float(norm) ** 2])
         return norm.new_tensor(sum(row[0] for row in rows) ** 0.5)
+
+
+def require_element_wise(optimizer: Optimizer, name: str) -> None:
+    """A parameter in pieces can be updated piece by piece only where no element needs another."""
+    if not is_element_wise(optimizer):
+        raise UsageError(
+            f"{name} cuts parameters into pieces, and {type(optimizer).__name__} may need them whole; use sgd, adam or another "
+            "optimizer of torch.optim that works element by element"
+        )

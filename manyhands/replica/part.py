@@ -69,9 +69,13 @@ class Part:
         """The inverse of `tensors`."""
         self.model.load_state_dict(saved)
 
-    def piece(self, name: str, value: Tensor) -> Piece:
+    def piece(self, name: str, value: Tensor | None) -> Piece:
         """Where a parameter or buffer that is here lies in the whole one."""
+        assert value is not None
         return Piece(shape=tuple(value.shape))
+
+    def bind(self, deliver: Callable[[int, Tensor], None]) -> None:
+        """Where a part that is not `hooked` delivers gradients: by the parameter's place in the flat vector."""
 
     # Passes
 

@@ -111,6 +111,7 @@ class Replica:
         self._clip_is_due = False
         self._deferred: list[Span] = []
         self._hooks: dict[int, Any] = {}
+        self.part.bind(self.deliver)
 
     # Setting up
 
@@ -446,7 +447,7 @@ class Replica:
         for hook in self._hooks.values():
             hook.remove()
         with torch.no_grad():
-            for param in {*self.model.parameters(), *self.parameters}:
+            for param in [*self.parameters, *self.part.frozen({id(param) for param in self.parameters})]:
                 param.data = param.data.clone()
         for vector in self._borrowed:
             assert self._memory is not None

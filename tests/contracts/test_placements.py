@@ -30,6 +30,8 @@ CASES = {
     **{f"pipeline:schedule={name}": (2, 1) for name in SCHEDULES},
     "pipeline:stages=3,microbatches=2": (3, 1),
     "pipeline:microbatches=5": (4, 2),
+    "sharded": (3, 1),
+    "sharded:shards=2": (4, 2),
 }
 TEXTS = list(CASES)
 
