@@ -2,11 +2,13 @@
 
 from manyhands import spec
 from manyhands.errors import UsageError
+from manyhands.placement.hybrid import Hybrid
 from manyhands.placement.mesh import Mesh
 from manyhands.placement.pipeline import Pipeline
 from manyhands.placement.placement import Placement
 from manyhands.placement.sharded import Sharded
 from manyhands.placement.single import Single
+from manyhands.placement.tensor import Tensor
 from manyhands.strategies.strategy import Asked, Strategy
 
 __all__ = ["DEFAULT", "PLACEMENTS", "Mesh", "Placement", "admit", "describe", "parse"]
@@ -14,7 +16,9 @@ __all__ = ["DEFAULT", "PLACEMENTS", "Mesh", "Placement", "admit", "describe", "p
 PLACEMENTS: dict[str, type[Placement]] = {
     "single": Single,
     "pipeline": Pipeline,
+    "tensor": Tensor,
     "sharded": Sharded,
+    "hybrid": Hybrid,
 }
 
 DEFAULT = "single"

@@ -15,6 +15,7 @@ from manyhands.placement.stages.schedule import SCHEDULES
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from manyhands.placement.stages.cutting import Cuts
     from manyhands.placement.standing import Standing
     from manyhands.replica.part import Loss, Part
 
@@ -50,13 +51,11 @@ class Pipeline(Placement):
     def mesh(self, workers: int) -> Mesh:
         return form(workers, stages=self.stages)
 
-    def place(
-        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
-    ) -> "Part":
+    def cuts(self, model: Any, loss: "Loss", standing: "Standing", example: Any) -> "Cuts":
+        """Where the model is cut, the same on all workers."""
         from manyhands.placement.stages.cutting import cut
-        from manyhands.placement.stages.running import Stages
 
-        cuts = cut(
+        return cut(
             model,
             loss,
             standing,
@@ -65,4 +64,11 @@ class Pipeline(Placement):
             names=self.split,
             micros=self.microbatches,
         )
+
+    def place(
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
+    ) -> "Part":
+        from manyhands.placement.stages.running import Stages
+
+        cuts = self.cuts(model, loss, standing, example)
         return Stages(model, loss, standing, cuts, schedule=self.schedule, micros=self.microbatches)

@@ -30,6 +30,11 @@ CASES = {
     **{f"pipeline:schedule={name}": (2, 1) for name in SCHEDULES},
     "pipeline:stages=3,microbatches=2": (3, 1),
     "pipeline:microbatches=5": (4, 2),
+    "tensor": (2, 1),
+    "tensor:ways=3,whole=2": (3, 1),
+    "tensor:rows=4,columns=8": (4, 2),
+    "hybrid": (4, 1),
+    "hybrid:schedule=interleaved,microbatches=3": (8, 2),
     "sharded": (3, 1),
     "sharded:shards=2": (4, 2),
 }

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyhands import telemetry
 from manyhands.placement.crew import Crew
+from manyhands.placement.slices.running import Sliced
 from manyhands.placement.stages.cutting import Cuts
 from manyhands.placement.stages.deferred import Deferred
 from manyhands.placement.stages.door import answered, called_with
@@ -34,6 +35,7 @@ class Stages(Crew):
         *,
         schedule: str,
         micros: int,
+        sliced: Sliced | None = None,
     ) -> None:
         mesh, position = standing.mesh, standing.position
         self._row = cuts.row
@@ -41,16 +43,29 @@ class Stages(Crew):
         self._workers, self._stage = mesh.stages, position.stage
         self._chunks = cuts.stages // mesh.stages
         self._last = cuts.stages - 1
-        self._spans = [cuts.span(chunk * mesh.stages + position.stage) for chunk in range(self._chunks)]
+        self._spans = _spans(cuts, standing)
         self._ins = [[node.name for node in cuts.row.live(span.start)] for span in self._spans]
         self._outs = [[node.name for node in cuts.row.live(span.stop)] for span in self._spans]
         held = {id(tensor) for span in self._spans for tensor in cuts.row.tensors(span.start, span.stop)}
         if position.stage == 0:  # what no operation uses is somewhere all the same
             used = {id(tensor) for tensor in cuts.row.tensors(0, len(cuts.row.nodes))}
             held |= {id(tensor) for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in used}
-        super().__init__(model, loss, standing, held=held)
+        super().__init__(model, loss, standing, held=held, pieces=sliced.pieces if sliced else None)
+        self._hooks += sliced.hooks if sliced else []
         self._post = Post(standing.crew)
         self._deferred = Deferred() if SCHEDULES[schedule].divided else None
+
+    @staticmethod
+    def modules(cuts: Cuts, standing: Standing) -> list[nn.Module]:
+        """The modules of this worker's stages, and those inside them."""
+        found: dict[int, nn.Module] = {}
+        for span in _spans(cuts, standing):
+            for index in span:
+                node = cuts.row.nodes[index]
+                if node.op == "call_module":
+                    inside = cuts.row.model.get_submodule(str(node.target)).modules()
+                    found |= {id(module): module for module in inside}
+        return list(found.values())
 
     def backward(self, share: Share, final: Callable[[bool], None]) -> float:
         micros = [
@@ -87,6 +102,12 @@ class Stages(Crew):
     def _member(self, stage: int) -> int:
         """The worker of another stage that has the same way: its rank among the replica's workers."""
         return (stage % self._workers) * self.standing.mesh.ways + self.standing.position.way
+
+
+def _spans(cuts: Cuts, standing: Standing) -> list[range]:
+    """The operations of this worker's stages."""
+    workers = standing.mesh.stages
+    return [cuts.span(stage) for stage in range(standing.position.stage, cuts.stages, workers)]
 
 
 class _Run:
