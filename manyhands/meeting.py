@@ -46,7 +46,8 @@ class Meeting:
             lead = rank // self._mesh.copies * self._mesh.copies
             if row[:2] != rows[lead][:2]:
                 raise UsageError(
-                    f"workers {lead} and {rank} compute the same samples and were given {rows[lead][1]:g} and {row[1]:g}; "
+                    f"workers {lead} and {rank} compute the same samples and were given "
+                    f"{rows[lead][1]:g} and {row[1]:g}; "
                     "give workers of one replica the same batches"
                 )
 

@@ -110,9 +110,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return self, ""
         strategy = strategies.parse(self.strategy)
         mesh = self.mesh()
-        terms = fairness.terms(
-            self.model, strategy, mesh.replicas, accumulate=train.accumulate * mesh.shards
-        )
+        terms = fairness.terms(self.model, strategy, mesh.replicas, accumulate=train.accumulate * mesh.shards)
         warm_up = terms.warm_up_epochs if train.warm_up is None else train.warm_up
         train = msgspec.structs.replace(train, optimizer=terms.optimizer, warm_up=warm_up)
         return msgspec.structs.replace(self, train=train), terms.why

@@ -36,7 +36,8 @@ def save(session: "Session", directory: Path, extra: dict[str, Any]) -> Path:
         model = {name: value for name, value in whole.items() if name.startswith("model/")}
         own = {name: value for name, value in whole.items() if name not in model}
     everyone_has_its_own = not session.served and not owners_differ(session.replica)
-    others, apart = {}, {}
+    others: dict[str, Tensor] = {}
+    apart: dict[str, Any] = {}
     if everyone_has_its_own and session.leads:
         others, apart = collect_apart(own, states, session.peers)
     tensors = own | others | model

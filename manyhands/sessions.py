@@ -71,8 +71,8 @@ def session(
     A process that was started as a server serves, and ends with the run: it does not return from this call.
 
     `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
-    the session. `clip_norm` limits the global norm of the gradient. `strategy` and `placement` are for scripts that insist
-    on one; normally the launcher chooses. `example` is a batch on which a placement may measure the model.
+    the session. `clip_norm` limits the global norm of the gradient. `strategy` and `placement` are for scripts that
+    insist on one; normally the launcher chooses. `example` is a batch on which a placement may measure the model.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
     made = Session(

@@ -7,17 +7,18 @@ from typing import Any
 
 from manyhands import spec
 
+KINDS = ["strategies", "placements", "models", "data"]
+
 
 def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "list",
         help="what can be named: strategies, placements, models, data",
         description="Everything that can be named on the command line and in a spec file.",
-        epilog="examples:\n  manyhands list strategies\n  manyhands list placements\n  manyhands list models\n  manyhands list data",
+        epilog="examples:\n" + "\n".join(f"  manyhands list {kind}" for kind in KINDS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    kinds = ["strategies", "placements", "models", "data"]
-    parser.add_argument("what", choices=kinds, metavar="|".join(kinds), help="what to list")
+    parser.add_argument("what", choices=KINDS, metavar="|".join(KINDS), help="what to list")
     parser.set_defaults(run=run)
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,9 @@ from manyhands.comm.transports.mailbox import MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
 
+if TYPE_CHECKING:
+    from manyhands.cluster.division import Division
+
 CHANNELS = 2  # of a schedule over a network
 STEP_TIMEOUT_S = 1800.0  # a peer that died is noticed at once; this is for one that stopped without dying
 
@@ -37,7 +40,7 @@ class World:
         self.servers = seat.servers
         self._between: BetweenHosts | None = None
         self._owns_group = False
-        self._divided: dict[Any, World] = {}
+        self._divided: dict[Any, Division] = {}
         self.neighbours = find_neighbours(seat)
         self._store: Any = self.neighbours.store
         self.hosts: tuple[tuple[int, ...], ...] = self.neighbours.workers(seat)
@@ -76,7 +79,7 @@ class World:
         near = MailboxTransport(self.host)
         return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
 
-    def divided(self, groups: Sequence[Sequence[int]]) -> "World":
+    def divided(self, groups: Sequence[Sequence[int]]) -> "Division":
         """The world of this worker's group, of those into which all workers are divided; all must ask."""
         from manyhands.cluster.division import Division  # which is a world itself
 

@@ -36,13 +36,16 @@ def admit(placement: Placement, mesh: Mesh, strategy: Strategy, asked: Asked) ->
     name = describe(placement)
     if not strategy.lockstep or strategy.open_replica:
         raise UsageError(
-            f"the workers of {name} take every step together, and this strategy lets workers step alone; choose one that does "
+            f"the workers of {name} take every step together, and this strategy lets workers step "
+            f"alone; choose one that does "
             "not, as all strategies without servers do that wait"
         )
     if strategy.rule is not None:
         raise UsageError(f"{name} with servers is not there yet; choose a strategy without servers")
     if asked.optimizer == "lbfgs":
-        raise UsageError(f"lbfgs needs the whole gradient on one worker, and {name} spreads it; use another optimizer")
+        raise UsageError(
+            f"lbfgs needs the whole gradient on one worker, and {name} spreads it; use another optimizer"
+        )
     placement.check(asked)
 
 

@@ -1,7 +1,7 @@
 """A replica's state, whole on one worker and in parts on all: what checkpoints are made of, whatever the placement.
 
-Names are those of a single worker (`model/…`, `optimizer/PARAMETER/STATE`, `kept/NAME`). The first worker of a replica, its
-lead, puts the pieces of all together, and hands them out again: to another placement too.
+Names are those of a single worker (`model/…`, `optimizer/PARAMETER/STATE`, `kept/NAME`). The first worker of a
+replica, its lead, puts the pieces of all together, and hands them out again: to another placement too.
 """
 
 from collections.abc import Mapping
@@ -50,9 +50,7 @@ class _Part(msgspec.Struct, array_like=True):
 
 def _part(key: str, piece: Piece, dtype: torch.dtype) -> _Part:
     name = str(dtype).removeprefix("torch.")
-    return _Part(
-        key, name, list(piece.shape), piece.cut, piece.dim, piece.start, piece.stop, piece.padding
-    )
+    return _Part(key, name, list(piece.shape), piece.cut, piece.dim, piece.start, piece.stop, piece.padding)
 
 
 class Assembly:
@@ -104,9 +102,7 @@ class Assembly:
         """The inverse: from the lead to each what is its part."""
         everything = self._spread_kept(whole) if self.leads else {}
         known = [_part(key, Piece(shape=tuple(v.shape)), v.dtype) for key, v in everything.items()]
-        told = msgspec.json.decode(
-            self._crew.gather(msgspec.json.encode(known))[0], type=list[_Part]
-        )
+        told = msgspec.json.decode(self._crew.gather(msgspec.json.encode(known))[0], type=list[_Part])
         here = self._replica.part.tensors()
         wanted = []
         for part in told:

@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from manyhands.errors import UsageError
 from manyhands.placement.standing import Standing
-from manyhands.replica.part import Loss, Part
 from manyhands.replica.parameters import trained
+from manyhands.replica.part import Loss, Part
 from manyhands.replica.piece import Piece
 from manyhands.replica.updates import is_element_wise
 
@@ -64,7 +64,9 @@ class Crew(Part):
             raise RuntimeError(f"missing: {', '.join(missing)}")
         for name, value in own.items():
             if value.shape != saved[name].shape:
-                raise RuntimeError(f"{name} has the shape {tuple(saved[name].shape)}, not {tuple(value.shape)}")
+                raise RuntimeError(
+                    f"{name} has the shape {tuple(saved[name].shape)}, not {tuple(value.shape)}"
+                )
             value.copy_(saved[name])
 
     def become_whole(self, tensors: Mapping[str, Tensor]) -> None:
@@ -90,6 +92,7 @@ def require_element_wise(optimizer: Optimizer, name: str) -> None:
     """A parameter in pieces can be updated piece by piece only where no element needs another."""
     if not is_element_wise(optimizer):
         raise UsageError(
-            f"{name} cuts parameters into pieces, and {type(optimizer).__name__} may need them whole; use sgd, adam or another "
+            f"{name} cuts parameters into pieces, and {type(optimizer).__name__} may need them whole; "
+            f"use sgd, adam or another "
             "optimizer of torch.optim that works element by element"
         )

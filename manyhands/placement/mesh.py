@@ -1,7 +1,8 @@
 """Where each worker stands: replicas × shards × stages × ways, as arithmetic over ranks.
 
-Ways change fastest, then stages, then shards, then replicas. Launchers number the workers of a host one after the other, so
-a replica lies inside a host where it fits into one, and only what replicas exchange crosses between hosts.
+Ways change fastest, then stages, then shards, then replicas. Launchers number the workers of a host one after the
+other, so a replica lies inside a host where it fits into one, and only what replicas exchange crosses between
+hosts.
 """
 
 from collections.abc import Callable
@@ -90,7 +91,8 @@ def form(workers: int, *, shards: int = 1, stages: int = 1, ways: int = 1) -> Me
         product = f" = {one.members} workers" if len(words) > 1 else ""
         fits = sorted({max(replicas, 1) * one.members, (replicas + 1) * one.members})
         raise UsageError(
-            f"{workers} workers cannot form replicas of {shape}{product}: {workers} = {replicas} × {one.members} + {left}; "
+            f"{workers} workers cannot form replicas of {shape}{product}: {workers} = {replicas} × "
+            f"{one.members} + {left}; "
             f"use --workers {' or '.join(map(str, fits))}, or another placement"
         )
     return Mesh(replicas=replicas, shards=shards, stages=stages, ways=ways)

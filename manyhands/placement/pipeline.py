@@ -1,7 +1,7 @@
 """Pipeline: a model's layers in stages on different workers; microbatches follow each other through them.
 
-GPipe (Huang et al. 2019), PipeDream's 1F1B (Narayanan et al. 2019), interleaved stages (Narayanan et al. 2021), zero bubble
-(Qi et al. 2024). With p stages and m microbatches a worker is idle for (p − 1) ÷ (m + p − 1) of a step.
+GPipe (Huang et al. 2019), PipeDream's 1F1B (Narayanan et al. 2019), interleaved stages (Narayanan et al. 2021),
+zero bubble (Qi et al. 2024). With p stages and m microbatches a worker is idle for (p − 1) ÷ (m + p − 1) of a step.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Placement):
-    """Layers in stages on different workers (GPipe, Huang et al. 2019; 1F1B, Narayanan et al. 2019, 2021; Qi et al. 2024)."""
+    """Layers in stages on different workers (GPipe, Huang et al. 2019; 1F1B, Narayanan et al. 2019; Qi et al. 2024)."""
 
     stages: int = 2
     microbatches: int = 4
@@ -31,7 +31,11 @@ class Pipeline(Placement):
     split: tuple[str, ...] = ()  # the last layer of each stage but the last; where not given, measured
 
     def __post_init__(self) -> None:
-        for name, value in (("stages", self.stages), ("microbatches", self.microbatches), ("chunks", self.chunks)):
+        for name, value in (
+            ("stages", self.stages),
+            ("microbatches", self.microbatches),
+            ("chunks", self.chunks),
+        ):
             if value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
         if self.schedule not in SCHEDULES:
@@ -39,7 +43,8 @@ class Pipeline(Placement):
         cuts = self.stages * self.depth - 1
         if self.split and len(self.split) != cuts:
             raise UsageError(
-                f"split={'-'.join(self.split)} makes {len(self.split) + 1} stages, and {self.stages} workers × {self.depth} "
+                f"split={'-'.join(self.split)} makes {len(self.split) + 1} stages, and {self.stages} "
+                f"workers × {self.depth} "
                 f"make {cuts + 1}; name {cuts} layers"
             )
 

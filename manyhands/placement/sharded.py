@@ -1,7 +1,7 @@
 """Sharded: parameters, gradients and optimizer state spread over workers, each of which computes on samples of its own.
 
-ZeRO (Rajbhandari et al. 2020), PyTorch's fully sharded data parallel (Zhao et al. 2023). With n workers each holds 1/n of
-everything that is kept between steps; a layer is whole on a worker only while it computes.
+ZeRO (Rajbhandari et al. 2020), PyTorch's fully sharded data parallel (Zhao et al. 2023). With n workers each holds
+1/n of everything that is kept between steps; a layer is whole on a worker only while it computes.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharded(Placement):
-    """Parameters, gradients and optimizer state spread over workers (ZeRO, Rajbhandari et al. 2020; FSDP, Zhao et al. 2023)."""
+    """Parameters, gradients and optimizer state spread over workers (ZeRO, Rajbhandari et al. 2020)."""
 
     shards: int | None = None  # workers of one replica; where not given, all
 

@@ -37,6 +37,7 @@ from manyhands.replica.updates import (
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 
+
 class Memory(Protocol):
     """Gives vectors, and takes them back."""
 

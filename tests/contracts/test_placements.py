@@ -121,11 +121,13 @@ def train(session: Session, steps: Sequence[Batch]) -> list[float]:
 
 def close_to(first: nn.Module, second: nn.Module, tolerance: float = 1e-9) -> None:
     for (name, one), other in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, msg=lambda text: f"{name}: {text}")
+        assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), name
 
 
 def test_every_placement_is_tried() -> None:
-    assert {type(placement.parse(text)) for text in TEXTS} >= set(PLACEMENTS.values()) - {PLACEMENTS["single"]}
+    assert {type(placement.parse(text)) for text in TEXTS} >= set(PLACEMENTS.values()) - {
+        PLACEMENTS["single"]
+    }
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -188,7 +190,9 @@ def test_evaluation_is_that_of_the_whole_model(text: str) -> None:
 OTHERS = [text for text in FEW if text != FEW[0]]
 
 
-@pytest.mark.parametrize(("before", "after"), [(text, FEW[0]) for text in FEW] + [(FEW[0], text) for text in OTHERS])
+@pytest.mark.parametrize(
+    ("before", "after"), [(text, FEW[0]) for text in FEW] + [(FEW[0], text) for text in OTHERS]
+)
 def test_checkpoints_reshape(before: str, after: str, tmp_path: Path) -> None:
     """Saved under one placement, loaded under another: the same bits, and training goes on the same."""
     middle = STEPS // 2
@@ -222,7 +226,9 @@ def test_checkpoints_reshape(before: str, after: str, tmp_path: Path) -> None:
 
 def whole_state(session: Session) -> dict[str, Tensor]:
     states = session.optimizer.state_dict()["state"]
-    tensors = {f"{number}/{name}": torch.as_tensor(v) for number, s in states.items() for name, v in s.items()}
+    tensors = {
+        f"{number}/{name}": torch.as_tensor(v) for number, s in states.items() for name, v in s.items()
+    }
     return tensors | session.model.state_dict()
 
 
@@ -298,7 +304,8 @@ def test_a_model_that_is_no_sequence(stages: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "split", "convolutions"), [("alexnet", "features.conv4", 4), ("vgg16:head=linear", "stage4.conv1", 8)]
+    ("model", "split", "convolutions"),
+    [("alexnet", "features.conv4", 4), ("vgg16:head=linear", "stage4.conv1", 8)],
 )
 def test_published_splits_can_be_written(model: str, split: str, convolutions: int) -> None:
     """AlexNet after its 4th convolution, VGG16 after its 8th."""

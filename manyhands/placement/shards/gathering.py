@@ -45,6 +45,10 @@ class Gathered:
 
     def reduced(self, gradient: Tensor | None) -> Tensor:
         """This worker's shard of everyone's gradients added up."""
-        whole = torch.zeros(self.piece.shape, dtype=self.param.dtype) if gradient is None else gradient.contiguous()
+        whole = (
+            torch.zeros(self.piece.shape, dtype=self.param.dtype)
+            if gradient is None
+            else gradient.contiguous()
+        )
         self._comm.sum_(whole.view(-1))
         return self.piece.of(whole).clone()

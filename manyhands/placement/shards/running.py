@@ -102,7 +102,9 @@ class Shards(Crew):
 
     def _take_part(self) -> None:
         if not self._tape:
-            raise UsageError("sharded: every worker needs a batch in the first step; use fewer workers or more samples")
+            raise UsageError(
+                "sharded: every worker needs a batch in the first step; use fewer workers or more samples"
+            )
         for kind, gathered in self._tape:
             if kind == "fetch":
                 gathered.fetch()

@@ -1,7 +1,8 @@
 """Which layers are divided, and how: one table, from the largest thing it knows to the smallest.
 
-`columns` divides a layer by what it gives, `rows` a linear layer by what it takes. A layer divided by columns may hand its
-slice on to one divided by rows, element by element, without an exchange between them: attention by heads, and perceptrons.
+`columns` divides a layer by what it gives, `rows` a linear layer by what it takes. A layer divided by columns may
+hand its slice on to one divided by rows, element by element, without an exchange between them: attention by heads,
+and perceptrons.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,12 +45,16 @@ def _given(model: nn.Module, given: Mapping[str, Sequence[str]]) -> dict[nn.Modu
     for kind, names in given.items():
         for name in names:
             if name not in known:
-                raise UsageError(f"{kind}={name}: the model has no such layer; it has {', '.join(filter(None, known))}")
+                raise UsageError(
+                    f"{kind}={name}: the model has no such layer; it has {', '.join(filter(None, known))}"
+                )
             inside = list(known[name].modules()) if kind == WHOLE else [known[name]]
             if kind == ROWS and not isinstance(known[name], nn.Linear):
                 raise UsageError(f"rows={name}: only linear layers can be divided by rows")
             if kind == COLUMNS and not _layer(known[name], 1):
-                raise UsageError(f"columns={name}: {type(known[name]).__name__} cannot be divided; name a layer of features")
+                raise UsageError(
+                    f"columns={name}: {type(known[name]).__name__} cannot be divided; name a layer of features"
+                )
             rules |= {module: Rule(kind) for module in inside}
     return rules
 

@@ -81,18 +81,18 @@ def _crossings(module: nn.Module, rule: Rule, comm: Comm) -> tuple[Any, Any]:
     """What happens before a layer and after it."""
 
     def copy_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Copy.apply(args[0], comm), *args[1:]) if args[0].requires_grad else args
+        return (Copy.apply(args[0], comm), *args[1:]) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
 
     def split_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Split.apply(args[0], args[0].dim() - 1, comm), *args[1:])
+        return (Split.apply(args[0], args[0].dim() - 1, comm), *args[1:])  # type: ignore[no-untyped-call]
 
     def gather_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         dim = 1 if isinstance(module, nn.Conv2d) else output.dim() - 1
-        whole: Tensor = Gather.apply(output, dim, features, comm)
+        whole: Tensor = Gather.apply(output, dim, features, comm)  # type: ignore[no-untyped-call]
         return whole
 
     def sum_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        total: Tensor = Sum.apply(output, comm)
+        total: Tensor = Sum.apply(output, comm)  # type: ignore[no-untyped-call]
         bias = getattr(module, "bias", None)
         # Every worker has added the bias: all but one are taken away again.
         return total if bias is None else total - (comm.size - 1) * bias.detach()
@@ -107,7 +107,7 @@ def _crossings(module: nn.Module, rule: Rule, comm: Comm) -> tuple[Any, Any]:
 
 
 def _draw_alike(standing: Standing) -> None:
-    """Workers that compute the same must draw the same dropout masks: the first one's random state becomes everyone's."""
+    """Workers that compute the same draw the same dropout masks: from the first one's random state."""
     state = standing.sides.gather(torch.get_rng_state().numpy().tobytes())[0]
     torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 

@@ -58,14 +58,17 @@ def cut(
     if names:
         cuts = Cuts(model_row, (0, *(_after(model_row, name) for name in names), len(model_row.nodes)))
         if list(cuts.edges) != sorted(set(cuts.edges)):
-            raise UsageError(f"split={'-'.join(names)}: every stage needs a layer; name layers in the model's order")
+            raise UsageError(
+                f"split={'-'.join(names)}: every stage needs a layer; name layers in the model's order"
+            )
         _refuse_parts(cuts)
         if standing.world.rank == 0:
             print(f"pipeline: {cuts}", file=sys.stderr, flush=True)
         return cuts
     if example is None:
         raise UsageError(
-            "stages are balanced by measuring the model on a batch; give one, mh.session(…, example=batch), or name the last "
+            "stages are balanced by measuring the model on a batch; give one, mh.session(…, "
+            "example=batch), or name the last "
             "layer of each stage, --placement pipeline:split=…"
         )
     edges: list[int] = []
@@ -75,11 +78,15 @@ def cut(
         costs = measure(model_row, model_row.bind(args, kwargs))
         edges = balanced(costs, stages) or []
         if edges or stages == 1:
-            print(f"pipeline: {_report(Cuts(model_row, (0, *edges, len(model_row.nodes))), costs)}", file=sys.stderr)
+            print(
+                f"pipeline: {_report(Cuts(model_row, (0, *edges, len(model_row.nodes))), costs)}",
+                file=sys.stderr,
+            )
     told = standing.world.exchange([float(edge) for edge in edges] or [-1.0] * (stages - 1))[0]
     if any(edge < 0 for edge in told):
         raise UsageError(
-            f"the model has no {stages - 1} places to cut it into {stages} stages (only tensors may cross, and a parameter "
+            f"the model has no {stages - 1} places to cut it into {stages} stages (only tensors may "
+            f"cross, and a parameter "
             "that is used twice stays with one stage); use fewer stages"
         )
     return Cuts(model_row, (0, *(int(edge) for edge in told), len(model_row.nodes)))

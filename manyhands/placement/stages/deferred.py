@@ -1,7 +1,8 @@
 """Gradients of weights that wait: the backward pass computes only what the stage before is waiting for.
 
 Linear layers and convolutions, which do nearly all of the work, keep their input and the gradient of their output; the
-gradient of the weight is computed from them when the worker has nothing more urgent to do. Other layers do both at once.
+gradient of the weight is computed from them when the worker has nothing more urgent to do. Other layers do both at
+once.
 """
 
 from collections import defaultdict
@@ -48,10 +49,16 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.linear and _is_trained(args[1]):
             weight, bias = args[1], args[2] if len(args) > 2 else kwargs.get("bias")
-            return _Layer.apply(args[0], weight, bias, self._todo, _linear, ())
-        if func is F.conv2d and not kwargs and len(args) == 7 and _is_trained(args[1]) and isinstance(args[4], tuple):
+            return _Layer.apply(args[0], weight, bias, self._todo, _linear, ())  # type: ignore[no-untyped-call]
+        if (
+            func is F.conv2d
+            and not kwargs
+            and len(args) == 7
+            and _is_trained(args[1])
+            and isinstance(args[4], tuple)
+        ):
             inputs, weight, bias, *settings = args
-            return _Layer.apply(inputs, weight, bias, self._todo, _convolution, tuple(settings))
+            return _Layer.apply(inputs, weight, bias, self._todo, _convolution, tuple(settings))  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
@@ -64,7 +71,13 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, todo: list[Later], kind: Any, settings: Any
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        todo: list[Later],
+        kind: Any,
+        settings: Any,
     ) -> Tensor:
         ctx.save_for_backward(inputs)
         ctx.weight, ctx.bias, ctx.todo, ctx.kind, ctx.settings = weight, bias, todo, kind, settings
@@ -110,7 +123,9 @@ class _convolution:
         return F.conv2d(inputs, weight, bias, *settings)
 
     @staticmethod
-    def _gradients(inputs: Tensor, weight: Tensor, gradient: Tensor, settings: Any, wanted: list[bool]) -> Any:
+    def _gradients(
+        inputs: Tensor, weight: Tensor, gradient: Tensor, settings: Any, wanted: list[bool]
+    ) -> Any:
         stride, padding, dilation, groups = settings
         return torch.ops.aten.convolution_backward(
             gradient, inputs, weight, None, stride, padding, dilation, False, (0, 0), groups, wanted

@@ -60,9 +60,7 @@ class Row:
         return fx.map_arg(self.output.args[0], self._filled(values))
 
     def _filled(self, values: Values) -> Callable[[fx.Node], Any]:
-        return lambda node: (
-            _attribute(self.model, node) if node.op == "get_attr" else values[node.name]
-        )
+        return lambda node: _attribute(self.model, node) if node.op == "get_attr" else values[node.name]
 
     def _call(self, node: fx.Node, filled: Callable[[fx.Node], Any]) -> Any:
         args, kwargs = fx.map_arg(node.args, filled), fx.map_arg(node.kwargs, filled)
@@ -119,7 +117,8 @@ def _traced(model: nn.Module) -> fx.Graph:
     except Exception as error:  # whatever the user's code does with what is no tensor
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"{type(model).__name__} is no nn.Sequential and cannot be traced ({reason}); make it a sequence of modules to "
+            f"{type(model).__name__} is no nn.Sequential and cannot be traced ({reason}); make it a "
+            f"sequence of modules to "
             "cut it into stages"
         ) from None
 
@@ -152,4 +151,4 @@ def enter(values: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
     if not values:
         return [], box
     anchor = torch.zeros(0, requires_grad=True)
-    return list(Entry.apply(anchor, box, *values)), box
+    return list(Entry.apply(anchor, box, *values)), box  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
 """A batch in microbatches."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,7 @@ def microbatches(batch: Any, samples: int, count: int) -> list[tuple[Any, int]]:
     """About equal parts of a batch of any structure, in order, each with its samples; no part is empty."""
     count = min(count, samples)
     edges = [samples * index // count for index in range(count + 1)]
-    return [
-        (_part(batch, start, stop, samples), stop - start)
-        for start, stop in zip(edges, edges[1:], strict=False)
-    ]
+    return [(_part(batch, start, stop, samples), stop - start) for start, stop in itertools.pairwise(edges)]
 
 
 def _part(batch: Any, start: int, stop: int, samples: int) -> Any:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.cluster.world import World
+from manyhands.cluster.division import Division
 from manyhands.comm.transports.transport import Handle
 from manyhands.errors import UsageError
 
@@ -25,7 +25,7 @@ Message = list[tuple[Tensor, bool]]  # tensors, and whether each needs gradients
 class Post:
     """What this worker sends to the others of its replica and has got from them."""
 
-    def __init__(self, crew: World) -> None:
+    def __init__(self, crew: Division) -> None:
         self._transport = crew.channel(slots=SLOTS, slot_bytes=SLOT_BYTES)
         self._near = crew.host.ranks
         self._inbox: dict[tuple[int, Key], Message] = {}
@@ -68,7 +68,9 @@ def _header(key: Key, message: Message) -> list[int]:
     for tensor, needs in message:
         numbers += [TYPES.index(tensor.dtype), int(needs), tensor.dim(), *tensor.shape]
     if len(numbers) > HEADER:
-        raise UsageError(f"{len(message)} tensors are too many to cross from one stage to the next; cut elsewhere")
+        raise UsageError(
+            f"{len(message)} tensors are too many to cross from one stage to the next; cut elsewhere"
+        )
     return numbers + [0] * (HEADER - len(numbers))
 
 

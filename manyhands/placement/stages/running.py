@@ -49,7 +49,9 @@ class Stages(Crew):
         held = {id(tensor) for span in self._spans for tensor in cuts.row.tensors(span.start, span.stop)}
         if position.stage == 0:  # what no operation uses is somewhere all the same
             used = {id(tensor) for tensor in cuts.row.tensors(0, len(cuts.row.nodes))}
-            held |= {id(tensor) for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in used}
+            held |= {
+                id(tensor) for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in used
+            }
         super().__init__(model, loss, standing, held=held, pieces=sliced.pieces if sliced else None)
         self._hooks += sliced.hooks if sliced else []
         self._post = Post(standing.crew)
@@ -191,7 +193,9 @@ class _Run:
             _, count, _ = self._micros[micro]
             weights = [torch.full_like(outputs[0], count / self._total())]
         else:
-            message = part._post.receive(part._member(stage + 1), (GRADIENTS, stage, micro)) if outputs else []
+            message = (
+                part._post.receive(part._member(stage + 1), (GRADIENTS, stage, micro)) if outputs else []
+            )
             weights = [tensor for tensor, _ in message]
         with telemetry.timed("compute"):
             if outputs:

@@ -1,8 +1,8 @@
 """Pipeline schedules as data: for every worker, what it does in which order.
 
-Every schedule is a policy in one small simulation of the whole pipeline: a worker that is free takes the action that the
-policy likes best among those whose inputs are there. So no schedule can wait for what never comes, and any number of
-microbatches is allowed. All workers compute the same table without a message.
+Every schedule is a policy in one small simulation of the whole pipeline: a worker that is free takes the action
+that the policy likes best among those whose inputs are there. So no schedule can wait for what never comes, and any
+number of microbatches is allowed. All workers compute the same table without a message.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ class Policy:
 
 
 def _backward_first(workers: int) -> Rank:
-    """Microbatches in groups of as many as workers; the first chunk's forward passes and the last one's backward first."""
+    """Microbatches in groups of as many as workers; forward the first chunk goes first, backward the last."""
 
     def rank(action: Action) -> tuple[int, ...]:
         group = action.micro // workers

@@ -1,0 +1,68 @@
+"""Pipelines on 2 workers × 1 thread beside one worker × 1 thread: samples/s and idle time, by microbatches."""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from common import RATIO_HEADER, interleave, ratio, table
+from placement_worker import JOBS
+from processes import run_ours
+
+from manyhands.cluster import cores
+
+TARGETS = {"vgg16": 1.4, "transformer": 1.4}
+DEFAULT_JOBS = ["vgg16", "resnet50", "lstm", "transformer"]
+STAGES = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=DEFAULT_JOBS, metavar="JOB")
+    parser.add_argument("--microbatches", nargs="+", type=int, default=[1, 2, 4, 8], metavar="M")
+    parser.add_argument("--schedules", nargs="+", default=["1f1b"], metavar="S")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps per turn (default 12)")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps before those (default 3)")
+
+
+def run(options: argparse.Namespace) -> Any:
+    """Every setting takes its turn in every round."""
+    jobs = ["small"] if options.quick else options.jobs
+    steps = ["--steps", "2"] if options.quick else ["--steps", str(options.steps)]
+    warm_up = ["--warm-up", "1" if options.quick else str(options.warm_up)]
+    results = {}
+    for name in jobs:
+        arguments = ["--job", name, *steps, *warm_up]
+        contenders = {"one worker": partial(_run, arguments, "single", 1)}
+        for schedule in options.schedules:
+            for micros in options.microbatches:
+                text = f"pipeline:stages={STAGES},microbatches={micros},schedule={schedule}"
+                contenders[f"{schedule}, {micros}"] = partial(_run, arguments, text, STAGES)
+        found = interleave(contenders, options.rounds, name)
+        print(_table(name, found))
+        results[name] = found
+    return results
+
+
+def _run(arguments: Sequence[str], placement: str, workers: int) -> list[dict[str, Any]]:
+    layout = cores.layout(workers, 1)
+    return run_ours("placement_worker.py", [*arguments, "--placement", placement], layout)
+
+
+def _table(job: str, found: dict[str, list[list[dict[str, Any]]]]) -> str:
+    speeds = {name: [turn[0]["samples_per_s"] for turn in turns] for name, turns in found.items()}
+    best = max(
+        (name for name in speeds if name != "one worker"), key=lambda name: statistics.median(speeds[name])
+    )
+    rows = []
+    for name, own in speeds.items():
+        if name == "one worker":
+            continue
+        target = TARGETS.get(job) if name == best else None
+        cells = ratio(f"{name} microbatches ÷ one worker", own, speeds["one worker"], target).cells()
+        idle = statistics.median(
+            statistics.mean(worker["wait_s"] / worker["wall_s"] for worker in turn) for turn in found[name]
+        )
+        micros = int(name.rpartition(" ")[2])
+        rows.append([*cells, f"{idle:.2f}", f"{(STAGES - 1) / (micros + STAGES - 1):.2f}"])
+    return table(JOBS[job].title, [*RATIO_HEADER, "idle", "(p−1)/(m+p−1)"], rows)
