@@ -1,6 +1,7 @@
 """The part of a worker that computes a replica together with others: what it holds, and what they agree on."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +16,16 @@ from manyhands.replica.piece import Piece
 from manyhands.replica.updates import is_element_wise
 
 
+@dataclass(frozen=True)
+class Sliced:
+    """Which pieces of the parameters are this worker's, and the hooks that make up for the rest."""
+
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    alone: set[int] = field(default_factory=set)  # tensors of which the other ways have nothing
+    elsewhere: set[int] = field(default_factory=set)  # tensors of which this worker has nothing
+    hooks: list[Any] = field(default_factory=list)
+
+
 class Crew(Part):
     """Some of a model's tensors, whole or in pieces; the others are given up."""
 
@@ -27,13 +38,15 @@ class Crew(Part):
         standing: Standing,
         *,
         held: set[int],
-        pieces: Mapping[int, Piece] | None = None,
+        sliced: Sliced | None = None,
     ) -> None:
         super().__init__(model, loss)
         self.standing = standing
         self._held = held  # the ids of the parameters and buffers that are here
-        self._pieces = dict(pieces or {})  # of those that are cut
-        self._hooks: list[Any] = []  # that a part has hung on the model
+        sliced = sliced or Sliced()
+        self._pieces = sliced.pieces  # of those that are cut
+        self._alone = sliced.alone
+        self._hooks = list(sliced.hooks)  # that are on the model until the session ends
         self._shapes = {name: tuple(value.shape) for name, value in model.state_dict(keep_vars=True).items()}
         self._ids = {name: id(value) for name, value in model.state_dict(keep_vars=True).items()}
         with torch.no_grad():
@@ -79,9 +92,10 @@ class Crew(Part):
         return self._pieces.get(self._ids[name], Piece(shape=self._shapes[name]))
 
     def counts(self, name: str) -> bool:
-        """All have a piece of what is cut, and the first speaks for what is not."""
+        """All have a piece of what is cut; for what several have whole, the first speaks."""
         position = self.standing.position
-        return (position.way == 0 and position.shard == 0) or self.piece(name, None).cut
+        is_first = position.way == 0 and position.shard == 0
+        return is_first or self._ids[name] in self._alone or self.piece(name, None).cut
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         rows = self.standing.crew.exchange([float(norm) ** 2])

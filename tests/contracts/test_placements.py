@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from manyhands import models, placement
+from manyhands import job, models, placement
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
 from manyhands.placement import PLACEMENTS
@@ -362,3 +362,71 @@ def test_members_of_a_replica_must_get_the_same_batch() -> None:
             session.step(batch if world.rank == 0 else share(batch, 0, 2))
 
     in_threads(2, work)
+
+
+# The zoo
+
+
+ZOO = [
+    ("googlenet", (3, 32, 32), 10, "tensor", 2),
+    ("googlenet", (3, 32, 32), 10, "hybrid:microbatches=1", 4),
+    ("transformer:layers=2,width=16,heads=4", (6,), 11, "tensor", 2),
+    ("transformer:layers=2,width=16,heads=4", (6,), 11, "pipeline:microbatches=2", 2),
+    ("transformer:layers=2,width=16,heads=4", (6,), 11, "sharded", 2),
+    ("lstm:layers=3,width=8", (6,), 11, "pipeline:stages=3,split=layer1-layer2", 3),
+    ("lstm:layers=3,width=8", (6,), 11, "sharded", 2),
+    ("resnet20", (3, 8, 8), 10, "sharded", 2),
+    ("mlp:hidden=9-8", (7,), 5, "tensor", 2),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "classes", "text", "workers"), ZOO, ids=lambda value: str(value))
+def test_models_of_the_zoo(model: str, shape: tuple[int, ...], classes: int, text: str, workers: int) -> None:
+    """In double precision, in evaluation mode: no dropout, and batch norm by its running statistics."""
+    generator = torch.Generator().manual_seed(2)
+    steps = 2 if model == "googlenet" else 4
+    if classes == 11:
+        data = [torch.randint(0, 11, (4, 6), generator=generator) for _ in range(2 * steps)]
+    else:
+        pictures = [torch.randn(4, *shape, generator=generator, dtype=torch.float64) for _ in range(steps)]
+        targets = [torch.randint(0, classes, (4,), generator=generator) for _ in range(steps)]
+        data = [tensor for pair in zip(pictures, targets, strict=True) for tensor in pair]
+    work = list(zip(data[::2], data[1::2], strict=True))
+
+    def make() -> nn.Module:
+        net = models.build(model, shape, classes).double().eval()
+        fixed = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for param in net.parameters():
+                param.copy_(torch.randn(param.shape, generator=fixed, dtype=torch.float64) * 0.2)
+        return net
+
+    def run(world: World) -> nn.Module:
+        net = make()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
+        session = Session(net, optimizer, job.loss, world=world, placement=text, example=work[0])
+        train(session, work)
+        session.close()
+        return net
+
+    net = make()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
+    for batch in work:
+        optimizer.zero_grad()
+        job.loss(net, batch).backward()
+        optimizer.step()
+    for found in in_threads(workers, run):
+        close_to(found, net, 1e-7)
+
+
+def test_branches_are_on_different_workers() -> None:
+    def work(world: World) -> set[tuple[str, ...]]:
+        net = models.build("googlenet", (3, 32, 32), 10)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        session = Session(net, optimizer, job.loss, world=world, placement="tensor")
+        names = session.replica.part.tensors()
+        return {tuple(name.split(".")[:2]) for name in names if name.startswith("inception")}
+
+    first, second = in_threads(2, work)
+    assert {branch for _, branch in first | second} == {"one", "three", "five", "pool"}
+    assert not first & second

@@ -1,5 +1,6 @@
 """What crosses between workers that divide a layer, forward and back."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,19 +13,17 @@ def edges(length: int, ways: int) -> list[int]:
     return [length * way // ways for way in range(ways + 1)]
 
 
-def _gathered(slice_: Tensor, dim: int, length: int, comm: Comm) -> Tensor:
+def _gathered(slice_: Tensor, dim: int, limits: Sequence[int], comm: Comm) -> Tensor:
     """Everyone's slices side by side, to the bit: whole numbers are added where the others have zeros."""
-    limits = edges(length, comm.size)
     shape = list(slice_.shape)
-    shape[dim] = length
+    shape[dim] = limits[-1]
     whole = slice_.new_zeros(shape)
     whole.narrow(dim, limits[comm.rank], limits[comm.rank + 1] - limits[comm.rank]).copy_(slice_)
     comm.sum_(whole.view(-1).view(torch.int32))
     return whole
 
 
-def _own(whole: Tensor, dim: int, comm: Comm) -> Tensor:
-    limits = edges(whole.shape[dim], comm.size)
+def _own(whole: Tensor, dim: int, limits: Sequence[int], comm: Comm) -> Tensor:
     start = limits[comm.rank]
     return whole.narrow(dim, start, limits[comm.rank + 1] - start).contiguous()
 
@@ -64,13 +63,13 @@ class Gather(torch.autograd.Function):
     """Everyone's slices side by side; each takes its own of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, slice_: Tensor, dim: int, length: int, comm: Comm) -> Tensor:
-        ctx.dim, ctx.comm = dim, comm
-        return _gathered(slice_, dim, length, comm)
+    def forward(ctx: Any, slice_: Tensor, dim: int, limits: Sequence[int], comm: Comm) -> Tensor:
+        ctx.dim, ctx.limits, ctx.comm = dim, limits, comm
+        return _gathered(slice_, dim, limits, comm)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _own(gradients[0], ctx.dim, ctx.comm), None, None, None
+        return _own(gradients[0], ctx.dim, ctx.limits, ctx.comm), None, None, None
 
 
 class Split(torch.autograd.Function):
@@ -78,9 +77,9 @@ class Split(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, whole: Tensor, dim: int, comm: Comm) -> Tensor:
-        ctx.dim, ctx.comm, ctx.length = dim, comm, whole.shape[dim]
-        return _own(whole, dim, comm)
+        ctx.dim, ctx.limits, ctx.comm = dim, edges(whole.shape[dim], comm.size), comm
+        return _own(whole, dim, ctx.limits, comm)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _gathered(gradients[0], ctx.dim, ctx.length, ctx.comm), None, None
+        return _gathered(gradients[0], ctx.dim, ctx.limits, ctx.comm), None, None

@@ -12,7 +12,7 @@ from torch import nn
 
 from manyhands.errors import UsageError
 
-COLUMNS, ROWS, WHOLE = "columns", "rows", "whole"
+COLUMNS, ROWS, BRANCHES, WHOLE = "columns", "rows", "branches", "whole"
 
 ELEMENT_WISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity)
 
@@ -31,7 +31,7 @@ def divide(
     """The rule of every layer that is divided; what a person has `given` by name comes first."""
     rules: dict[nn.Module, Rule] = _given(model, given)
     for module in modules:
-        for find in (_attention, _perceptron, _layer):
+        for find in (_branches, _attention, _perceptron, _layer):
             found = find(module, ways)
             if found and not rules.keys() & found.keys():
                 rules |= found
@@ -57,6 +57,15 @@ def _given(model: nn.Module, given: Mapping[str, Sequence[str]]) -> dict[nn.Modu
                 )
             rules |= {module: Rule(kind) for module in inside}
     return rules
+
+
+def _branches(module: nn.Module, ways: int) -> dict[nn.Module, Rule] | None:
+    """By branches: modules that say which of their branches run here, as the zoo's do; inside them nothing is cut."""
+    only = getattr(module, "only", None)
+    if not isinstance(only, tuple) or len(only) < ways:
+        return None
+    inside = [each for each in module.modules() if each is not module]
+    return {module: Rule(BRANCHES), **{each: Rule(WHOLE) for each in inside}}
 
 
 def _attention(module: nn.Module, ways: int) -> dict[nn.Module, Rule] | None:

@@ -2,27 +2,19 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from manyhands.comm.comm import Comm
-from manyhands.placement.crew import Crew
+from manyhands.placement.crew import Crew, Sliced
+from manyhands.placement.slices.branches import share_branches
 from manyhands.placement.slices.crossing import Copy, Gather, Split, Sum, edges
-from manyhands.placement.slices.rules import COLUMNS, Rule, divide
+from manyhands.placement.slices.rules import BRANCHES, COLUMNS, Rule, divide
 from manyhands.placement.standing import Standing
 from manyhands.replica.part import Loss
 from manyhands.replica.piece import Piece
-
-
-@dataclass(frozen=True)
-class Sliced:
-    """Which pieces of the parameters are this worker's, and the hooks that make up for the rest."""
-
-    pieces: dict[int, Piece] = field(default_factory=dict)
-    hooks: list[Any] = field(default_factory=list)
 
 
 def slice_model(
@@ -34,7 +26,13 @@ def slice_model(
     rules = divide(model, (module for module in modules if not tied & _ids(module)), comm.size, given)
     sliced = Sliced()
     for module, rule in rules.items():
-        _slice(module, rule, comm, way, sliced)
+        if rule.kind == BRANCHES:
+            own, others, hooks = share_branches(module, standing)
+            sliced.alone.update(own)
+            sliced.elsewhere.update(others)
+            sliced.hooks.extend(hooks)
+        else:
+            _slice(module, rule, comm, way, sliced)
     if standing.world.rank == 0:
         names = {module: name for name, module in model.named_modules()}
         told = [f"{names[module]} {rule.kind}" for module, rule in rules.items()]
@@ -88,7 +86,8 @@ def _crossings(module: nn.Module, rule: Rule, comm: Comm) -> tuple[Any, Any]:
 
     def gather_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         dim = 1 if isinstance(module, nn.Conv2d) else output.dim() - 1
-        whole: Tensor = Gather.apply(output, dim, features, comm)  # type: ignore[no-untyped-call]
+        limits = edges(features, comm.size)
+        whole: Tensor = Gather.apply(output, dim, limits, comm)  # type: ignore[no-untyped-call]
         return whole
 
     def sum_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
@@ -117,5 +116,4 @@ class Slices(Crew):
 
     def __init__(self, model: nn.Module, loss: Loss, standing: Standing, sliced: Sliced) -> None:
         everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        super().__init__(model, loss, standing, held=everything, pieces=sliced.pieces)
-        self._hooks += sliced.hooks
+        super().__init__(model, loss, standing, held=everything - sliced.elsewhere, sliced=sliced)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands import telemetry
-from manyhands.placement.crew import Crew
-from manyhands.placement.slices.running import Sliced
+from manyhands.placement.crew import Crew, Sliced
 from manyhands.placement.stages.cutting import Cuts
 from manyhands.placement.stages.deferred import Deferred
 from manyhands.placement.stages.door import answered, called_with
@@ -52,8 +51,8 @@ class Stages(Crew):
             held |= {
                 id(tensor) for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in used
             }
-        super().__init__(model, loss, standing, held=held, pieces=sliced.pieces if sliced else None)
-        self._hooks += sliced.hooks if sliced else []
+        held -= sliced.elsewhere if sliced else set()
+        super().__init__(model, loss, standing, held=held, sliced=sliced)
         self._post = Post(standing.crew)
         self._deferred = Deferred() if SCHEDULES[schedule].divided else None
 
