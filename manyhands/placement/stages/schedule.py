@@ -1,7 +1,7 @@
 """Pipeline schedules as data: for every worker, what it does in which order.
 
-Every schedule is a policy in one small simulation of the whole pipeline: a worker that is free takes the action
-that the policy likes best among those whose inputs are there. So no schedule can wait for what never comes, and any
+Every schedule is a policy in one small simulation of the whole pipeline: a worker that is free takes the first
+in rank of the actions whose inputs are there. So no schedule can wait for what never comes, and any
 number of microbatches is allowed. All workers compute the same table without a message.
 """
 
@@ -26,49 +26,39 @@ class Action:
 
 
 Table = tuple[tuple[Action, ...], ...]  # by worker
-Rank = Callable[[Action], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a free worker prefers; how many microbatches it may hold; whether backward passes are divided."""
+    """How many microbatches a worker may hold, and whether backward passes are divided."""
 
-    rank: Callable[[int], Rank]  # of so many workers: the lowest goes first
     held: Callable[[int, int, int, int], int]  # worker, workers, chunks, microbatches
     divided: bool = False
 
 
-def _backward_first(workers: int) -> Rank:
-    """Microbatches in groups of as many as workers; forward the first chunk goes first, backward the last."""
-
-    def rank(action: Action) -> tuple[int, ...]:
-        group = action.micro // workers
-        if action.kind == FORWARD:
-            return (1, group, action.chunk, action.micro)
-        return (0 if action.kind == BACKWARD else 2, group, -action.chunk, action.micro)
-
-    return rank
-
-
-def _forward_first(workers: int) -> Rank:
-    return lambda action: (action.kind != FORWARD, action.micro)
-
-
 SCHEDULES: Mapping[str, Policy] = {
     # All forward passes, then all backward passes: every microbatch's activations are held at once.
-    "gpipe": Policy(_forward_first, lambda worker, workers, chunks, micros: micros),
+    "gpipe": Policy(lambda worker, workers, chunks, micros: micros),
     # One forward, one backward: a worker holds no more than there are workers from it to the end.
-    "1f1b": Policy(_backward_first, lambda worker, workers, chunks, micros: workers - worker),
+    "1f1b": Policy(lambda worker, workers, chunks, micros: workers - worker),
     # The same with several chunks of the model on each worker, which makes the pipeline fill faster.
     "interleaved": Policy(
-        _backward_first,
-        lambda worker, workers, chunks, micros: 2 * (workers - worker - 1) + (chunks - 1) * workers + 1,
+        lambda worker, workers, chunks, micros: 2 * (workers - worker - 1) + (chunks - 1) * workers + 1
     ),
     # 1F1B whose gradients of weights wait for a moment in which there is nothing else to do (ZB-H1).
-    "zero-bubble": Policy(
-        _backward_first, lambda worker, workers, chunks, micros: workers - worker, divided=True
-    ),
+    "zero-bubble": Policy(lambda worker, workers, chunks, micros: workers - worker, divided=True),
 }
+
+
+def _rank(action: Action, workers: int) -> tuple[int, ...]:
+    """The lowest goes first: forward while there is room, in groups of as many microbatches as workers.
+
+    Forward the first chunk of a group comes before the second, backward after it.
+    """
+    group = action.micro // workers
+    if action.kind == FORWARD:
+        return (0, group, action.chunk, action.micro)
+    return (1 if action.kind == BACKWARD else 2, group, -action.chunk, action.micro)
 
 
 @lru_cache
@@ -80,7 +70,6 @@ def table(name: str, workers: int, chunks: int, micros: int) -> Table:
 def simulate(name: str, workers: int, chunks: int, micros: int) -> tuple[Table, list[int]]:
     """The table, and how long each worker is idle, in forward passes; a whole backward pass takes two."""
     policy = SCHEDULES[name]
-    rank = policy.rank(workers)
     kinds = {FORWARD: 1, BACKWARD: 1, WEIGHTS: 1} if policy.divided else {FORWARD: 1, BACKWARD: 2}
     limits = [policy.held(worker, workers, chunks, micros) for worker in range(workers)]
     todo = [
@@ -93,6 +82,7 @@ def simulate(name: str, workers: int, chunks: int, micros: int) -> tuple[Table, 
     held = [0] * workers
     now = 0
     while any(todo):
+        began = False
         for worker in range(workers):
             if free[worker] > now or not todo[worker]:
                 continue
@@ -104,12 +94,15 @@ def simulate(name: str, workers: int, chunks: int, micros: int) -> tuple[Table, 
             ]
             if not ready:
                 continue
-            action = min(ready, key=rank)
+            action = min(ready, key=lambda each: _rank(each, workers))
+            began = True
             todo[worker].remove(action)
             order[worker].append(action)
             held[worker] += {FORWARD: 1, BACKWARD: -1}.get(action.kind, 0)
             free[worker] = now + kinds[action.kind]
             done[action.kind, action.chunk * workers + worker, action.micro] = free[worker]
+        if not began and max(free) <= now:  # all wait for one that may hold no more microbatches: let it
+            limits = [limit + 1 for limit in limits]
         now += 1
     total = max(free)
     busy = [sum(kinds[action.kind] for action in actions) for actions in order]
