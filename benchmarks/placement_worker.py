@@ -71,13 +71,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--job", choices=JOBS, required=True)
+    parser.add_argument("--batch", type=int, help="samples of a batch; those of the job where not given")
     parser.add_argument("--placement", default="single")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warm-up", type=int, default=0)
     options = parser.parse_args()
     work = JOBS[options.job]
     torch.set_num_threads(1)
-    batches = make_batches(work, work.batch)
+    samples = options.batch or work.batch
+    batches = make_batches(work, samples)
     empty_bytes = memory_bytes("VmRSS")
     model = build(work)
     weights_bytes = sum(param.nbytes for param in model.parameters())
@@ -96,7 +98,7 @@ def main() -> None:
         session.world.rank,
         {
             "wall_s": wall_s,
-            "samples_per_s": options.steps * work.batch * session.mesh.feeds / wall_s,
+            "samples_per_s": options.steps * samples * session.mesh.feeds / wall_s,
             **{
                 name: after.get(name, 0) - before.get(name, 0) for name in ("wait_s", "compute_s", "update_s")
             },

@@ -15,14 +15,16 @@ from manyhands.cluster import cores
 TARGETS = {"vgg16": 1.4, "transformer": 1.4}
 DEFAULT_JOBS = ["vgg16", "resnet50", "lstm", "transformer"]
 STAGES = 2
+YARDSTICK = f"{STAGES} replicas"  # what the machine gains from a second worker at all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=DEFAULT_JOBS, metavar="JOB")
     parser.add_argument("--microbatches", nargs="+", type=int, default=[1, 2, 4, 8], metavar="M")
+    parser.add_argument("--batch", type=int, default=128, help="samples of a step (default 128)")
     parser.add_argument("--schedules", nargs="+", default=["1f1b"], metavar="S")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps per turn (default 12)")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps before those (default 3)")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps per turn (default 4)")
+    parser.add_argument("--warm-up", type=int, default=1, help="steps before those (default 1)")
 
 
 def run(options: argparse.Namespace) -> Any:
@@ -33,7 +35,13 @@ def run(options: argparse.Namespace) -> Any:
     results = {}
     for name in jobs:
         arguments = ["--job", name, *steps, *warm_up]
-        contenders = {"one worker": partial(_run, arguments, "single", 1)}
+        batch = ["--batch", "8" if options.quick else str(options.batch)]
+        half = ["--batch", "4" if options.quick else str(options.batch // STAGES)]
+        contenders = {
+            "one worker": partial(_run, [*arguments, *batch], "single", 1),
+            YARDSTICK: partial(_run, [*arguments, *half], "single", STAGES),
+        }
+        arguments += batch
         for schedule in options.schedules:
             for micros in options.microbatches:
                 text = f"pipeline:stages={STAGES},microbatches={micros},schedule={schedule}"
@@ -51,12 +59,13 @@ def _run(arguments: Sequence[str], placement: str, workers: int) -> list[dict[st
 
 def _table(job: str, found: dict[str, list[list[dict[str, Any]]]]) -> str:
     speeds = {name: [turn[0]["samples_per_s"] for turn in turns] for name, turns in found.items()}
-    best = max(
-        (name for name in speeds if name != "one worker"), key=lambda name: statistics.median(speeds[name])
-    )
+    pipelines = [name for name in speeds if name not in ("one worker", YARDSTICK)]
+    best = max(pipelines, key=lambda name: statistics.median(speeds[name]))
     rows = []
-    for name, own in speeds.items():
-        if name == "one worker":
+    for name in (YARDSTICK, *pipelines):
+        own = speeds[name]
+        if name == YARDSTICK:
+            rows.append([*ratio(f"{name} ÷ one worker", own, speeds["one worker"]).cells(), "", ""])
             continue
         target = TARGETS.get(job) if name == best else None
         cells = ratio(f"{name} microbatches ÷ one worker", own, speeds["one worker"], target).cells()

@@ -36,8 +36,8 @@ def admit(placement: Placement, mesh: Mesh, strategy: Strategy, asked: Asked) ->
     name = describe(placement)
     if not strategy.lockstep or strategy.open_replica:
         raise UsageError(
-            f"the workers of {name} take every step together, and under this strategy workers step alone; choose a strategy "
-            "that waits for all workers in every step"
+            f"the workers of {name} take every step together, and under this strategy workers step alone; "
+            "choose a strategy that waits for all workers in every step"
         )
     if strategy.rule is not None:
         raise UsageError(f"{name} with servers is not there yet; choose a strategy without servers")
