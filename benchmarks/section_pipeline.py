@@ -8,13 +8,14 @@ from typing import Any
 
 from common import RATIO_HEADER, interleave, ratio, table
 from placement_worker import JOBS
-from processes import run_ours
+from processes import loopback, run_each, run_ours
 
 from manyhands.cluster import cores
 
 TARGETS = {"vgg16": 1.4, "transformer": 1.4}
 DEFAULT_JOBS = ["vgg16", "resnet50", "lstm", "transformer"]
 STAGES = 2
+PEER = ("gpipe", "1f1b")  # of which torch has the same
 YARDSTICK = f"{STAGES} replicas"  # what the machine gains from a second worker at all
 
 
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--microbatches", nargs="+", type=int, default=[1, 2, 4, 8], metavar="M")
     parser.add_argument("--batch", type=int, default=128, help="samples of a step (default 128)")
     parser.add_argument("--schedules", nargs="+", default=["1f1b"], metavar="S")
+    parser.add_argument("--peer", action="store_true", help="torch.distributed.pipelining over Gloo as well")
     parser.add_argument("--steps", type=int, default=4, help="timed steps per turn (default 4)")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those (default 1)")
 
@@ -46,6 +48,8 @@ def run(options: argparse.Namespace) -> Any:
             for micros in options.microbatches:
                 text = f"pipeline:stages={STAGES},microbatches={micros},schedule={schedule}"
                 contenders[f"{schedule}, {micros}"] = partial(_run, arguments, text, STAGES)
+                if options.peer and schedule in PEER:
+                    contenders[f"torch {schedule}, {micros}"] = partial(_peer, arguments, schedule, micros)
         found = interleave(contenders, options.rounds, name)
         print(_table(name, found))
         results[name] = found
@@ -55,6 +59,11 @@ def run(options: argparse.Namespace) -> Any:
 def _run(arguments: Sequence[str], placement: str, workers: int) -> list[dict[str, Any]]:
     layout = cores.layout(workers, 1)
     return run_ours("placement_worker.py", [*arguments, "--placement", placement], layout)
+
+
+def _peer(arguments: Sequence[str], schedule: str, micros: int) -> list[dict[str, Any]]:
+    words = [*arguments, "--schedule", schedule, "--microbatches", str(micros)]
+    return run_each("pipelining_peer.py", words, cores.layout(STAGES, 1), loopback())
 
 
 def _table(job: str, found: dict[str, list[list[dict[str, Any]]]]) -> str:

@@ -175,6 +175,10 @@ class Session:
             return replica, comm
         part = None
         if self.standing:
+            if device != "cpu":
+                raise UsageError(
+                    "models are laid over workers in the memory of hosts; use --device cpu, or no --placement"
+                )
             layout = lay_out_model(self.model, self.optimizer, span_bytes=SPAN_BYTES, lanes=1)
             begin_alike(self.model, self.world)
             part = self.placement.place(self.model, self.optimizer, self._loss, self.standing, example)
@@ -258,7 +262,7 @@ class Session:
         total = meeting.total if meeting else lambda: own
         ours = meeting.of_replica if meeting else lambda: own
         share = Share(parts=parts, total=total if self.strategy.pooled else ours)
-        if not parts or not self.strategy.pooled or len(self.world.hosts) == 1:
+        if not parts or not self.strategy.pooled or len(self.world.hosts) == 1 or self.standing:
             total()  # all workers must have asked before anything else is exchanged
         loss = self.strategy.step(self.replica, self.comm, share)
         self.replica.settle()
@@ -273,7 +277,10 @@ class Session:
             self.position += int(total())
         self._uncounted += 0 if meeting else int(own)
         self._clock.lap(int(total()))
-        telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
+        samples = (
+            share.samples if self.world.rank % self.mesh.copies == 0 else 0
+        )  # of those with the same, one counts
+        telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=samples)
         if parts:
             self.last_loss = loss
             if warning := self._watch.see(self.steps, loss):
