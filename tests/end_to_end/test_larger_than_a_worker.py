@@ -9,8 +9,8 @@ import torch
 from tests.end_to_end.commands import manyhands
 
 WORKERS = 4
-LAYERS, WIDTH = 16, 1024
-BUDGET = 2.2  # times the parameters: enough to build them once, not for gradients and momentum as well
+LAYERS, WIDTH = 16, 1536
+BUDGET = 2.8  # times the parameters: less than parameters, gradients and momentum together
 
 SCRIPT = f"""
 import json
