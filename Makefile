@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test lint bench clean
+.PHONY: help train test chaos lint bench peers clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
 	@echo "make test    set up, then run every test"
+	@echo "make chaos   kill workers at random instants, 200 times (about 30 minutes)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
+	@echo "make peers   TensorFlow in an environment of its own, for benchmarks/strategies.py"
 	@echo "make clean   remove the environment and caches"
 
 train: $(READY)
@@ -18,6 +20,9 @@ train: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+chaos: $(READY)
+	$(BIN)/python -m tests.faults.chaos
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -29,6 +34,14 @@ bench: $(READY)
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/recovery.py
+	for section in servers traffic stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
+
+# What we are compared with and do not depend on; benchmarks leave out what is not there.
+peers: $(READY)
+	test -x .peers/bin/python || $(BIN)/python -m venv .peers || \
+		{ rm -rf .peers; $(PYTHON) -m virtualenv .peers; }
+	.peers/bin/python -m pip install --quiet --disable-pip-version-check tensorflow-cpu==2.21.0
 
 # Debian ships Python without venv's pip unless python3-venv is installed; virtualenv does without it.
 $(READY): pyproject.toml constraints.txt
@@ -41,4 +54,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .peers .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from manyhands.cluster import supervisor
+from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
@@ -65,9 +66,12 @@ def mpiexec(layout: Layout) -> Launcher:
 
 
 def run_ours(
-    script: str, options: Sequence[str], layout: Layout, *, servers: int = 0
+    script: str, options: Sequence[str], layout: Layout, *, servers: int = 0, survives: bool = False
 ) -> list[dict[str, Any]]:
-    """Run a script in workers of our own supervisor, and return what they wrote."""
+    """Run a script in workers of our own supervisor, and return what they wrote.
+
+    With `survives` as `manyhands launch` runs them: they could go on if one died.
+    """
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "events").mkdir()
@@ -81,6 +85,7 @@ def run_ours(
             on_tick=lambda: None,
             on_line=lambda rank, line: lines.append(line),
             servers=servers,
+            elastic=Elastic(most=len(layout.cores), replace=0) if survives else None,
         )
         if not outcome.ok:
             sys.exit("\n".join([*lines, *outcome.tail, outcome.message]))

@@ -1,7 +1,8 @@
-"""An asynchronous parameter server over `torch.distributed.rpc`, as PyTorch's tutorials on it do it.
+"""An asynchronous parameter server over `torch.distributed.rpc`, as PyTorch's tutorial on batched RPC teaches it.
 
-The server holds the model and the optimizer. A worker sends its gradients in one call, the server applies them at once
-and answers with the parameters that it then has.
+The server holds the model and the optimizer. A worker sends its gradients in one call; the server adds them to those
+that it has, steps once enough calls have come (here: each one), clears them and answers with the model, with which the
+worker goes on.
 """
 
 import threading
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 SERVER = "server"
+CALLS_PER_STEP = 1  # as many as workers would make it synchronous
 
 
 class Server:
@@ -22,28 +24,34 @@ class Server:
     made: "Server"
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._parameters = list(model.parameters())
+        self.model = model
         self._optimizer = optimizer
         self._lock = threading.Lock()
+        self._calls = 0
+        for param in model.parameters():
+            param.grad = torch.zeros_like(param)
         Server.made = self
 
-    def apply(self, gradients: list[Tensor]) -> list[Tensor]:
+    def apply(self, gradients: list[Tensor]) -> nn.Module:
         with self._lock:
-            for param, gradient in zip(self._parameters, gradients, strict=True):
-                param.grad = gradient
-            self._optimizer.step()
-        return self.parameters()
+            for param, gradient in zip(self.model.parameters(), gradients, strict=True):
+                param.grad.add_(gradient)
+            self._calls += 1
+            if self._calls == CALLS_PER_STEP:
+                for param in self.model.parameters():
+                    param.grad.div_(CALLS_PER_STEP)
+                self._optimizer.step()
+                self._optimizer.zero_grad(set_to_none=False)
+                self._calls = 0
+        return self.model
 
-    def parameters(self) -> list[Tensor]:
-        return [param.detach() for param in self._parameters]
 
-
-def apply(gradients: list[Tensor]) -> list[Tensor]:
+def apply(gradients: list[Tensor]) -> nn.Module:
     return Server.made.apply(gradients)
 
 
-def parameters() -> list[Tensor]:
-    return Server.made.parameters()
+def fetch() -> nn.Module:
+    return Server.made.model
 
 
 def serve(model: nn.Module, optimizer: Optimizer, rank: int, size: int) -> None:
@@ -53,25 +61,16 @@ def serve(model: nn.Module, optimizer: Optimizer, rank: int, size: int) -> None:
     rpc.shutdown()
 
 
-def join(
-    model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], rank: int, size: int
-) -> Callable[[Any], float]:
+def join(loss: Callable[[nn.Module, Any], Tensor], rank: int, size: int) -> Callable[[Any], float]:
     """A worker; returns its step."""
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size)
-    own = list(model.parameters())
-
-    def take(values: list[Tensor]) -> None:
-        with torch.no_grad():
-            for param, value in zip(own, values, strict=True):
-                param.copy_(value)
-
-    take(rpc.rpc_sync(SERVER, parameters))
+    model = rpc.rpc_sync(SERVER, fetch)
 
     def step(batch: Any) -> float:
-        model.zero_grad()
+        nonlocal model
         value = loss(model, batch)
         value.backward()
-        take(rpc.rpc_sync(SERVER, apply, args=([param.grad for param in own],)))
+        model = rpc.rpc_sync(SERVER, apply, args=([param.grad for param in model.parameters()],))
         return value.item()
 
     return step

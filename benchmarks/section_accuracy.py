@@ -16,7 +16,8 @@ from manyhands.strategies import PRESETS, STRATEGIES
 
 WORKERS = 4
 TARGET = 0.96
-NAMES = [*STRATEGIES, *PRESETS, "parameter-server:async"]
+SETTINGS = ["parameter-server:async", "worker-groups:groups=4", "worker-groups:groups=4,server_groups=2"]
+NAMES = [*STRATEGIES, *PRESETS, *SETTINGS]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def train(name: str, seeds: list[int], more: list[str]) -> dict[str, Any]:
     """As a person does it; each turn has another seed, the same for all strategies."""
     workers = 1 if name == "single" else WORKERS
-    servers = 1 if strategies.parse(name).rule else 0
+    rule = strategies.parse(name).rule
+    servers = rule.parties if rule else 0
     seed = seeds.pop(0)
     with TemporaryDirectory() as folder:
         command = [str(SCRIPTS / "manyhands"), "train", "--strategy", name, "--workers", str(workers)]

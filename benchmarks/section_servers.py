@@ -79,12 +79,12 @@ def run_tensorflow(job: list[str]) -> Turn:
 
 
 def samples_per_second(turn: Turn) -> float:
-    """Of all workers together: each at its median step, or over all steps where one process has timed them all."""
+    """Of all workers together, over all timed steps: slow ones count, for a server's peers too."""
     losses = [value for process in turn for value in process["losses"]]
     if not losses or not all(map(math.isfinite, losses)):
         raise SystemExit(f"a loss is not a finite number: {losses}")
     if "step_s" in turn[0]:
-        return float(sum(worker["batch"] / statistics.median(worker["step_s"]) for worker in turn))
+        return float(sum(worker["batch"] / statistics.mean(worker["step_s"]) for worker in turn))
     ends = turn[0]["ended_at"]
     return float(turn[0]["batch"] * (len(ends) - 1) / (ends[-1] - ends[0]))
 

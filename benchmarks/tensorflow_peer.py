@@ -17,7 +17,7 @@ import tensorflow as tf
 
 CLASSES = 10
 BATCHES = 4
-RATE, MOMENTUM = 0.01, 0.9
+RATE, MOMENTUM = 0.001, 0.9
 VGG_WIDTHS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 
 

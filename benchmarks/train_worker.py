@@ -40,7 +40,7 @@ def rpc(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
     if rank == size - 1:
         rpc_peer.serve(model, optimizer, rank, size)
         sys.exit()
-    return rank, rpc_peer.join(model, loss, rank, size)
+    return rank, rpc_peer.join(loss, rank, size)
 
 
 def plain(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:

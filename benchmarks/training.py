@@ -24,6 +24,7 @@ TITLES = {
     "ddp": "DDP (Gloo), 2 workers",
     "unconnected": "no communication, 2 processes",
     "two-threads": "plain PyTorch, 2 threads",
+    "ours-mortal": "ours, 2 workers, if one's death were the end",
     "ours-alone": "ours, 1 worker",
     "plain-alone": "plain PyTorch, 1 thread",
 }
@@ -37,7 +38,8 @@ def runners(keep_memory: bool) -> dict[str, Runner]:
     script = "train_worker.py"
     peers = ["--keep-memory"] if keep_memory else []
     return {
-        "ours": lambda job: run_ours(script, ["ours", *job], pair),
+        "ours": lambda job: run_ours(script, ["ours", *job], pair, survives=True),
+        "ours-mortal": lambda job: run_ours(script, ["ours", *job], pair),
         "ddp": lambda job: run_each(script, ["ddp", *peers, *job], pair, loopback()),
         "unconnected": lambda job: run_each(script, ["plain", *peers, *job], pair, {}),
         "two-threads": lambda job: run_each(
@@ -57,7 +59,8 @@ def samples_per_second(workers: list[dict[str, Any]]) -> float:
 
 
 def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
-    pairs = [("ours", "ddp"), ("ours", "unconnected"), ("ours", "two-threads"), ("ours-alone", "plain-alone")]
+    pairs = [("ours", other) for other in ("ddp", "unconnected", "two-threads", "ours-mortal")]
+    pairs.append(("ours-alone", "plain-alone"))
     targets = {**job.targets, "plain-alone": WITHIN} if job.targets else {}
     return [
         ratio(f"{TITLES[mine]} ÷ {TITLES[other]}", rates[mine], rates[other], targets.get(other))

@@ -23,7 +23,8 @@ class Suspects:
 
     rate: float
     staleness: float = 0.0
-    """Updates by others between computing a gradient and applying it, as measured, on average."""
+    """Updates by others between computing a gradient and applying it, on average: as servers have measured it, or as
+    many as the strategy expects."""
     period: int = 1
     """Steps between two times that replicas agree."""
 
@@ -31,7 +32,7 @@ class Suspects:
         """The likely cause, and what to change."""
         if self.staleness >= STALE:
             return (
-                f"gradients were {self.staleness:.1f} updates old on average when they were applied, at the learning "
+                f"gradients were about {self.staleness:.1f} updates old when they were applied, at the learning "
                 f"rate {self.rate:g}; bound the staleness, use a synchronous strategy, "
                 f"or try the rate {self.rate / (1 + self.staleness):.2g}"
             )

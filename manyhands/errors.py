@@ -38,5 +38,9 @@ class PeerLost(ManyhandsError):
     """Another worker of this run is gone."""
 
 
+class TornUpdate(ManyhandsError):
+    """A worker died in an update that the others cannot finish."""
+
+
 class Diverged(ManyhandsError):
     """Training has left the numbers: the loss or the parameters are not finite."""

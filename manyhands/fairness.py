@@ -27,6 +27,7 @@ BASE_OF = {
 
 MOST_BATCHES = 4  # the rate grows no further: beyond, small networks no longer follow the linear rule
 WARM_UP_EPOCHS = 1.0
+CHOOSE_THEIR_STEPS = ("lbfgs",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,34 +40,45 @@ class Terms:
     why: str
 
 
-def terms(model: str, strategy: Strategy, workers: int, *, accumulate: int = 1) -> Terms:
+def terms(model: str, strategy: Strategy, workers: int, *, hosts: int = 1, accumulate: int = 1) -> Terms:
     """The optimizer for this model under this strategy, and the reason in one sentence."""
-    name, _, settings = spec.split(BASE_OF.get(spec.split(model)[0], BASE))
+    base_text = strategy.optimizer or BASE_OF.get(spec.split(model)[0], BASE)
+    name, _, settings = spec.split(base_text)
+    batches = strategy.batches_per_update(workers, hosts) * accumulate
+    if name in CHOOSE_THEIR_STEPS:
+        return Terms(
+            optimizer=base_text,
+            warm_up_epochs=0.0,
+            batches_per_update=batches,
+            why=f"{name} chooses the length of its steps itself",
+        )
     base = float(settings["lr"])
-    batches = strategy.batches_per_update(workers) * accumulate
     scaled = min(batches, MOST_BATCHES)
     is_linear = name == "sgd"
-    late = strategy.updates_late(workers)
+    late = strategy.updates_late(workers, hosts)
     rate = base * (scaled if is_linear else math.sqrt(scaled)) / (1 + late)
     settings["lr"] = f"{rate:.3g}"
-    text = f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}"
-    if late:
-        why = f"learning rate {rate:.3g} = {base:g} × {scaled} ÷ {1 + late}: gradients are about {late} updates late"
-    elif batches == 1:
-        why = f"learning rate {rate:.3g}: every update is made from one batch"
-    else:
-        factor = f"{scaled}" if is_linear else f"√{scaled}"
-        limit = f", of which {MOST_BATCHES} count" if batches > MOST_BATCHES else ""
-        why = (
-            f"learning rate {rate:.3g} = {base:g} × {factor}, reached in the first epoch: "
-            f"every update is made from {batches} batches{limit}"
-        )
+    factor = f"{scaled}" if is_linear else f"√{scaled}"
     return Terms(
-        optimizer=text,
+        optimizer=f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}",
         warm_up_epochs=WARM_UP_EPOCHS if batches > 1 else 0.0,
         batches_per_update=batches,
-        why=why,
+        why=f"learning rate {rate:.3g}{_reason(base, factor, batches, late)}",
     )
+
+
+def _reason(base: float, factor: str, batches: int, late: int) -> str:
+    if batches == 1 and not late:
+        return ": every update is made from one batch"
+    formula, when, reasons = f" = {base:g}", "", []
+    if batches > 1:
+        formula, when = f"{formula} × {factor}", ", reached in the first epoch"
+        limit = f", of which {MOST_BATCHES} count" if batches > MOST_BATCHES else ""
+        reasons.append(f"every update is made from {batches} batches{limit}")
+    if late:
+        formula = f"{formula} ÷ {1 + late}"
+        reasons.append(f"gradients are about {late} update{'s' if late > 1 else ''} late")
+    return f"{formula}{when}: {', and '.join(reasons)}"
 
 
 def updates(samples: int, batch: int, batches_per_update: int) -> int:

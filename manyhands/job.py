@@ -2,10 +2,12 @@
 
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,14 +15,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import manyhands as mh
-from manyhands import data, models, spec, telemetry
+from manyhands import data, intervals, models, spec, telemetry
 from manyhands import plan as plans
+from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import own_seat
-from manyhands.data.ledger import Ledger
+from manyhands.data.ledger import rounds
 from manyhands.data.loading import gather
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan, Train
-from manyhands.sessions import Session
+from manyhands.sessions import Session, host_count
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -31,7 +34,10 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adadelta": torch.optim.Adadelta,
     "nadam": torch.optim.NAdam,
     "radam": torch.optim.RAdam,
+    "lbfgs": torch.optim.LBFGS,
 }
+
+LINE_SEARCHES = ("strong_wolfe",)  # of L-BFGS; without one it takes steps of the learning rate
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -43,16 +49,16 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None = None) -> Session:
     """Train as the plan says; returns the finished session."""
     plan.check()
-    plan, why = plan.on_fair_terms()
+    plan, why = plan.on_fair_terms(host_count())
     assert plan.train.optimizer is not None
     _check_device(plan.cluster.device)
     if plan.cluster.threads is not None:
         torch.set_num_threads(plan.cluster.threads)
     torch.manual_seed(plan.train.seed)
-    samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
-    model = models.build(plan.model, samples.shape, samples.classes).to(plan.cluster.device)
+    samples, model = load(plan)
+    model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
-    batches_per_epoch = Ledger(len(samples.train), seed=0).steps(plan.train.batch, plan.mesh().feeds)
+    batches_per_epoch = rounds(len(samples.train), plan.train.batch * plan.mesh().feeds)
     steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
     total = plan.train.total_steps(steps_per_epoch)
     scheduler = scheduled(optimizer, plan.train, total, steps_per_epoch)
@@ -63,14 +69,17 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         scheduler=scheduler,
         clip_norm=plan.train.clip_norm,
         seed=plan.train.seed,
+        save_every=plan.train.save_every if local.RUN_DIR in os.environ else intervals.NEVER,
+        keep=plan.train.keep,
         strategy=plan.strategy,
         placement=plan.placement,
         example=gather(samples.train, torch.arange(min(plan.train.batch, len(samples.train))), 0),
     )
+    session.plan = msgspec.to_builtins(plan)
     if say and why:
         say(why)
     # Workers draw different dropout masks, unless they compute the same; a resumed run takes the saved states instead.
-    torch.manual_seed((plan.train.seed + 1 + session.feed) % 2**63)
+    torch.manual_seed((plan.train.seed + 1 + session.placing.feed) % 2**63)
     telemetry.event(
         "start",
         total_steps=total,
@@ -93,11 +102,15 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
             quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
             speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
             say(f"step {session.steps}/{total}  {quality}  {speed}")
-        if plan.train.save and session.out:
-            session.save()
     if not session.measured:
         session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
     return session
+
+
+def load(plan: Plan) -> tuple[data.Data, nn.Module]:
+    """The data, and a model that fits it."""
+    samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
+    return samples, models.build(plan.model, samples.shape, samples.classes)
 
 
 def _check_device(device: str) -> None:
@@ -122,13 +135,12 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
     """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
     device = plan.cluster.device
     train: Any = samples.train
-    left = -(-(len(train) - session.position) // (plan.train.batch * session.mesh.feeds))
     waiting: list[Any] = []
     batches: Any = session.batches(train, batch_size=plan.train.batch)
-    for number, batch in enumerate(batches, 1):
+    for batch in batches:
         waiting.append(tuple(part.to(device) for part in batch) if device != "cpu" else batch)
         # The last ones of an epoch may be fewer, and must be used before the epoch ends.
-        if len(waiting) < plan.train.accumulate and number < left:
+        if len(waiting) < plan.train.accumulate and not session.feed.is_last:
             continue
         session.step(*waiting)
         waiting.clear()
@@ -184,6 +196,13 @@ def _setting(name: str, key: str, value: str, known: Mapping[str, inspect.Parame
                 f"{where}={value}: expected {len(default)} numbers, as in {'-'.join(map(str, default))}"
             )
         return values
+    declared = known[key].annotation
+    if declared == str | None:
+        if value not in LINE_SEARCHES:
+            raise UnknownName(f"{key} of optimizer {name}", value, LINE_SEARCHES)
+        return value
+    if declared in (int, int | None):
+        return spec.convert(value, int, where)
     if isinstance(default, bool) or default is None:
         return spec.convert(value, bool, where)
     return spec.convert(value, float, where)

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from manyhands import fairness, spec, strategies
+from manyhands import fairness, intervals, spec, strategies
 from manyhands import placement as placements
+from manyhands.checkpoint.putting import KEEP
 from manyhands.errors import UnknownName, UsageError
 
 DEVICES = ("cpu", "cuda")
@@ -25,6 +26,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Who computes."""
 
     workers: int = 2
+    most_workers: int | None = None  # where more may join; as many as `workers` where not given
+    replace: int | None = None  # how many workers that die are replaced; 3 where not given
     servers: int = 0  # processes that own parameters, for the strategies that have them
     threads: int | None = None  # per worker; the cores divided by the workers where not given
     device: str = "cpu"
@@ -44,7 +47,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     size: int | None = None  # pictures are scaled to size × size
     augment: bool = False
     seed: int = 0
-    save: bool = True  # a checkpoint after every epoch
+    save_every: str = "epoch"  # or `500 steps`, `10 min`, `never`; and at the end, unless never
+    keep: int = KEEP  # checkpoints that remain
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """How many steps the whole run takes."""
@@ -69,15 +73,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         train = self.train
         for name, value in (
             ("workers", self.cluster.workers),
+            ("most_workers", self.cluster.most_workers),
             ("threads", self.cluster.threads),
             ("epochs", train.epochs),
             ("steps", train.steps),
             ("batch", train.batch),
             ("accumulate", train.accumulate),
             ("size", train.size),
+            ("keep", train.keep),
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
+        intervals.parse(train.save_every)
+        replace, most = self.cluster.replace, self.cluster.most_workers
+        if replace is not None and replace < 0:
+            raise UsageError(f"replace={replace}: it must be 0 or more")
+        if most is not None and most < self.cluster.workers:
+            raise UsageError(f"most_workers={most} is below workers={self.cluster.workers}; leave it out")
         if train.clip_norm is not None and not train.clip_norm > 0:
             raise UsageError(
                 f"clip_norm={train.clip_norm:g}: it must be above 0; leave it out to clip nothing"
@@ -103,14 +115,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The shape that the workers form."""
         return placements.parse(self.placement).mesh(self.cluster.workers)
 
-    def on_fair_terms(self) -> tuple["Plan", str]:
+    def on_fair_terms(self, hosts: int = 1) -> tuple["Plan", str]:
         """The plan with an optimizer by the rule of `fairness.py`, and why that; as it is where it names one."""
         train = self.train
         if train.optimizer is not None:
             return self, ""
         strategy = strategies.parse(self.strategy)
         mesh = self.mesh()
-        terms = fairness.terms(self.model, strategy, mesh.replicas, accumulate=train.accumulate * mesh.shards)
+        terms = fairness.terms(
+            self.model, strategy, mesh.replicas, hosts=hosts, accumulate=train.accumulate * mesh.shards
+        )
         warm_up = terms.warm_up_epochs if train.warm_up is None else train.warm_up
         train = msgspec.structs.replace(train, optimizer=terms.optimizer, warm_up=warm_up)
         return msgspec.structs.replace(self, train=train), terms.why
@@ -142,6 +156,7 @@ def read(path: Path) -> Plan:
         raise UsageError(f"{path} is not valid {form}: {error}") from None
     if not isinstance(words, dict):
         raise UsageError(f"{path} holds no plan: expected the sections {', '.join(Plan.__struct_fields__)}")
+    _modernise(words)
     _only_known(words, Plan, f"{path}: unknown section")
     for section, kind in (("cluster", Cluster), ("train", Train)):
         if isinstance(words.get(section), Mapping):
@@ -154,6 +169,13 @@ def read(path: Path) -> Plan:
     except msgspec.ValidationError as error:
         reason, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{path}: {where.rstrip('`') or 'plan'}: {reason}") from None
+
+
+def _modernise(words: dict[str, Any]) -> None:
+    """Plans of runs that began when `save` was yes or no go on."""
+    train = words.get("train")
+    if isinstance(train, dict) and isinstance(train.get("save"), bool):
+        train["save_every"] = "epoch" if train.pop("save") else intervals.NEVER
 
 
 def _only_known(words: Mapping[str, Any], kind: type[msgspec.Struct], complaint: str) -> None:

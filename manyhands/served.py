@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+import safetensors.torch as safetensors
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,29 +22,41 @@ from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, 
 from manyhands.servers import states as packing
 from manyhands.servers.cache import HostServers
 from manyhands.servers.client import Servers
-from manyhands.servers.consistency import Rule
 from manyhands.servers.joining import connect, ordinary, own_vectors, serve
 from manyhands.servers.messages import Report
+from manyhands.servers.party import own_party
 from manyhands.servers.scheme import describe
+from manyhands.strategies import Strategy
 
 
 def be_a_server(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
-    rule: Rule,
+    strategy: Strategy,
     clip_norm: float | None,
-    cached: bool,
     out: Path | None,
+    survives: bool,
 ) -> NoReturn:
     """Serve until the run ends, and end with it: a server has no more of the script to run."""
-    seat = station.seat
+    seat, rule = station.seat, strategy.rule
+    assert rule is not None
     # PyTorch may have been loaded when this still said how many a worker has.
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if out:
         telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
-    serve(station, model, optimizer, rule, clip_norm=clip_norm, cached=cached)
+    scheme = describe(model, optimizer, seat.servers // rule.parties, every=strategy.every_of)
+    serve(
+        station,
+        model,
+        optimizer,
+        scheme,
+        rule,
+        clip_norm=clip_norm,
+        cached=strategy.cached,
+        survives=survives,
+    )
     if out:
         telemetry.close()
     raise SystemExit(0)
@@ -54,36 +67,56 @@ def join(
     optimizer: Optimizer,
     loss: Loss,
     world: World,
-    rule: Rule,
+    strategy: Strategy,
     clip_norm: float | None,
-    cached: bool,
+    *,
+    has_begun: bool,
 ) -> tuple[Replica, Comm, Servers | None]:
     """A worker's replica, whose updates the servers make, and the connection with them of those who have one.
 
-    With `cached` the first worker of each host speaks for all of them.
+    Where the strategy has a cache, the first worker of each host speaks for all of them.
     """
     if world.comm.servers is not None:
         raise UsageError("servers serve one session: a script that uses them can make only one")
     if next(model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    scheme = describe(model, optimizer, world.servers)
+    rule, cached = strategy.rule, strategy.cached
+    assert rule is not None
+    party = own_party(world.seat, world.neighbours, rule.parties)
+    rank, servers = party.seat.rank, party.seat.servers
+    scheme = describe(model, optimizer, servers, every=strategy.every_of)
     host, arena = world.host, world.host.arena
-    speaker, allocate = (host.ranks[0], host.allocate) if cached else (world.rank, ordinary)
-    vectors = own_vectors(world.seat, world.neighbours, arena, scheme, speaker, allocate)
+    speaker, allocate = (host.ranks[0], host.allocate) if cached else (rank, ordinary)
+    vectors = own_vectors(party, arena, scheme, rule, speaker, allocate)
     line = None
-    if world.rank == speaker:
-        line = connect(world.seat, world.neighbours, arena, scheme, rule, vectors, clip_norm)
+    if rank == speaker:
+        line = connect(party, arena, scheme, rule, vectors, clip_norm, host.check_peers)
     lent = Lent(
+        layout=scheme.layout,
         params=vectors.params,
         grads=vectors.grads,
-        fills=world.rank == 0 or (line is not None and not line.in_place),
+        # What servers of this host own may be changing as we come.
+        fills=(rank == 0 and not has_begun) or (line is not None and not line.in_place),
     )
-    replica = Replica(model, optimizer, loss, host=host if cached else None, lanes=world.servers, lent=lent)
+    replica = Replica(model, optimizer, loss, host=host if cached else None, lanes=servers, lent=lent)
     if line is not None:
         line.bind(replica)
     world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line
-    _begin(line, replica, world)
+    if has_begun:
+        _go_on(line, replica, world)
+    else:
+        _begin(line, replica, world)
     return replica, world.comm, line
+
+
+def _go_on(line: Servers | None, replica: Replica, world: World) -> None:
+    """The servers have the parameters; see that all have made the same steps, and take over what they have."""
+    spread(replica, world.comm, world)
+    assert line is not None
+    rounds = line.resolve() if world.rank == 0 else 0
+    line.rounds = int(world.exchange([float(rounds)])[0][0])
+    line.pull()
+    world.comm.sum_of(0.0)
 
 
 def _begin(line: Servers | None, replica: Replica, world: World) -> None:
@@ -91,9 +124,12 @@ def _begin(line: Servers | None, replica: Replica, world: World) -> None:
     assert world.comm.servers is not None
     shared = isinstance(world.comm.servers, HostServers)
     spread(replica, world.between_hosts() if shared else world.comm, world)
-    if world.rank == 0:
-        assert line is not None
-        line.put("params", replica.params)
+    params = replica.params
+    if line is not None and line.parties > 1:
+        params = params.clone()  # workers that have the same servers may have the same memory
+        world.comm.copy_(params)
+    if line is not None and line.leads:
+        line.put("params", params)
     world.comm.sum_of(0.0)
     world.comm.servers.pull()
     world.comm.sum_of(0.0)
@@ -130,10 +166,13 @@ def collect(line: Servers | None, replica: Replica, world: World) -> tuple[dict[
 def distribute(
     line: Servers | None, replica: Replica, world: World, tensors: Mapping[str, Tensor], states: States
 ) -> None:
-    """The inverse: worker 0 has read a checkpoint, the servers take it over."""
+    """The inverse: worker 0 has read a checkpoint, the servers take it over; of several server groups, each of them."""
     if world.rank == 0:
-        assert line is not None
         load_model(replica, tensors)
+    if line is not None and line.parties > 1:
+        optimizer = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer/")}
+        tensors = safetensors.load(world.gather(safetensors.save(optimizer))[0])
+    if line is not None and line.leads:
         values: dict[str, dict[str, Any]] = {}
         vectors: dict[str, Tensor] = {}
         for place in replica.layout.places:
@@ -154,8 +193,9 @@ def distribute(
 
 def report(line: Servers | None, world: World) -> list[Report]:
     """What the servers have counted, the same on all workers."""
-    found = line.reports() if line is not None and world.rank == 0 else []
-    return msgspec.json.decode(world.gather(msgspec.json.encode(found))[0], type=list[Report])
+    found = line.reports() if line is not None and line.leads else []
+    everyone = world.gather(msgspec.json.encode(found))
+    return [one for found in everyone for one in msgspec.json.decode(found, type=list[Report])]
 
 
 def staleness(reports: list[Report]) -> dict[str, Any]:

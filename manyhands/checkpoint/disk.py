@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+Chunks = Iterable[bytes | memoryview]
+
 PARTIAL = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.partial")
 
 
@@ -18,7 +20,7 @@ class Disk:
     def make_directory(self, path: Path) -> None:
         path.mkdir()
 
-    def write(self, path: Path, chunks: Iterable[bytes]) -> None:
+    def write(self, path: Path, chunks: Chunks) -> None:
         """Write a file; a crash can leave any part of it."""
         with path.open("wb") as file:
             for chunk in chunks:
@@ -60,7 +62,7 @@ def ensure_directory(disk: Disk, path: Path) -> None:
         disk.sync(path.parent)
 
 
-def replace_file(disk: Disk, path: Path, chunks: Iterable[bytes]) -> None:
+def replace_file(disk: Disk, path: Path, chunks: Chunks) -> None:
     """Put a whole new file at `path`: at every moment there is the old one or the new one."""
     partial = partial_of(path)
     disk.write(partial, chunks)

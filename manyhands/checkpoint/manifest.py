@@ -4,11 +4,12 @@ The manifest vouches for itself too, because its sequence number decides which c
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from manyhands.checkpoint.disk import Chunks
 from manyhands.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -43,7 +44,7 @@ class Marking:
         self._digest = hashlib.sha256()
         self._size_bytes = 0
 
-    def through(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def through(self, chunks: Chunks) -> Iterator[bytes | memoryview]:
         for chunk in chunks:
             self._digest.update(chunk)
             self._size_bytes += len(chunk)

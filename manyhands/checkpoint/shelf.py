@@ -13,8 +13,10 @@ from manyhands.errors import CheckpointError
 POINTER = "latest"
 # `.replaced` is the old checkpoint of a step that is saved again; it counts until the new one is in place.
 NAME = re.compile(r"step-(?P<step>\d{8,})(?P<replaced>\.replaced)?")
+# A copy of the state that did not fit into memory.
+COPY = "copy"
 # A save that is cut short leaves files called after one of these.
-OURS = re.compile(rf"{NAME.pattern}|{POINTER}")
+OURS = re.compile(rf"{NAME.pattern}|{POINTER}|{COPY}")
 
 
 def place_of(directory: Path, step: int) -> Path:

@@ -8,7 +8,9 @@ The format: 8 bytes with the header's length, a JSON header `{name: {dtype, shap
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,13 +38,53 @@ DTYPES = {
 }
 
 
+DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
+
+Form = tuple[str, list[int]]  # of a tensor: the name of its type, and its shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A file before it is written: its first bytes, and where each tensor begins."""
+
+    head: bytes
+    places: dict[str, int]
+    size_bytes: int
+
+
+def form(name: str, tensor: torch.Tensor) -> Form:
+    """What the file says of a tensor; one that cannot be saved is refused."""
+    _refuse_unsavable(name, tensor)
+    return DTYPES[tensor.dtype], list(tensor.shape)
+
+
+def lay_out(forms: Mapping[str, Form]) -> Layout:
+    """The file that will hold tensors of these forms."""
+    # Wide types first: then every tensor starts at a multiple of its element size and can be mapped in place.
+    ordered = sorted(forms.items(), key=lambda item: (-DTYPE_OF[item[1][0]].itemsize, item[0]))
+    header, starts = {}, {}
+    end = 0
+    for name, (dtype, shape) in ordered:
+        starts[name], end = end, end + math.prod(shape) * DTYPE_OF[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [starts[name], end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    places = {name: len(head) + start for name, start in starts.items()}
+    return Layout(head=head, places=places, size_bytes=len(head) + end)
+
+
+def octets(tensor: torch.Tensor) -> memoryview:
+    """A tensor's bytes, as the file has them; the tensor's own memory where that is possible."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # A single element may keep any stride and still call itself contiguous; a view as bytes needs stride 1.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
 def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
     """The file's bytes in order; what cannot be saved is refused at once, before the first byte."""
-    for name, tensor in tensors.items():
-        _refuse_unsavable(name, tensor)
-    # Wide types first: then every tensor starts at a multiple of its element size and can be mapped in place.
-    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    return _stream(ordered)
+    layout = lay_out({name: form(name, tensor) for name, tensor in tensors.items()})
+    return _stream(layout, tensors)
 
 
 def decode(path: Path) -> dict[str, torch.Tensor]:
@@ -66,28 +108,11 @@ def _refuse_unsavable(name: str, tensor: torch.Tensor) -> None:
         raise CheckpointError(f"tensor {name!r} cannot be saved: {reason}")
 
 
-def _stream(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
-    header = {}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for tensor in tensors.values():
-        yield from _pieces(tensor)
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[bytes]:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # A single element may keep any stride and still call itself contiguous; a view as bytes needs stride 1.
-    octets = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
-    for start in range(0, octets.size, PIECE_BYTES):
-        # A copy, because other workers may be writing to shared parameters:
-        # the bytes that are hashed must be the bytes that are written.
-        yield octets[start : start + PIECE_BYTES].tobytes()
+def _stream(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
+    yield layout.head
+    for name in layout.places:
+        content = octets(tensors[name])
+        for start in range(0, len(content), PIECE_BYTES):
+            # A copy, because other workers may be writing to shared parameters:
+            # the bytes that are hashed must be the bytes that are written.
+            yield content[start : start + PIECE_BYTES].tobytes()

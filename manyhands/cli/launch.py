@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import placement, strategies
-from manyhands.cli.running import check_workers, make_directory, new_run, run_workers, with_servers
+from manyhands.cli.running import (
+    check_workers,
+    elastic_terms,
+    join_run,
+    make_directory,
+    new_run,
+    run_workers,
+    with_servers,
+    worker_range,
+)
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
@@ -18,6 +27,8 @@ examples:
   manyhands launch --workers 4 script.py --lr 0.1     what follows the script is the script's own
   manyhands launch --strategy {strategies.DEFAULT}:topology=tree --workers 4 script.py
   manyhands launch --out runs/mine script.py          events, checkpoints and summary go there
+  manyhands launch --workers 2:6 --out runs/mine script.py    2 workers, and others may join ...
+  manyhands launch --join runs/mine                           ... like this
 
 the script keeps its loop; only the step changes:
   import manyhands as mh
@@ -45,7 +56,12 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--placement", metavar="P", default=placement.DEFAULT, help="a name of `list placements`"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (default 2)")
+    parser.add_argument(
+        "--workers",
+        type=worker_range,
+        metavar="N",
+        help="processes (default 2); 2:6 lets others join up to 6",
+    )
     parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
@@ -53,27 +69,35 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)"
     )
-    parser.add_argument("script", metavar="script.py", help="your script")
+    parser.add_argument(
+        "--join", metavar="DIR", help="be one more worker of the run in that directory; the key is in it"
+    )
+    parser.add_argument("script", metavar="script.py", nargs="?", help="your script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.join is not None:
+        return join_run(options.join, [options.script, *options.arguments] if options.script else [])
+    if options.script is None:
+        raise UsageError("name the script to run, as in manyhands launch script.py")
     script = Path(options.script)
     if not script.is_file():
         raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
     seat = with_servers(own_seat(), options.servers)
     if seat.launcher != "alone":
         return _join(options, seat)
-    workers = 2 if options.workers is None else options.workers
+    workers, most = options.workers or (2, 2)
     if workers < 1:
         raise UsageError(f"workers={workers}: it must be at least 1")
     servers = options.servers or 0
-    _check(options, workers, servers)
+    mesh = _check(options, workers, servers)
     with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
         return run_workers(
             [str(script), *options.arguments],
             run=out,
+            elastic=elastic_terms(strategies.parse(options.strategy), mesh, most, None),
             workers=workers,
             threads=options.threads,
             servers=servers,
@@ -82,18 +106,19 @@ def run(options: argparse.Namespace) -> int:
         )
 
 
-def _check(options: argparse.Namespace, workers: int, servers: int) -> None:
-    """Refuse what strategy, placement and workers cannot be together."""
+def _check(options: argparse.Namespace, workers: int, servers: int) -> placement.Mesh:
+    """Refuse what strategy, placement and workers cannot be together; returns the shape that they form."""
     strategy, placed = strategies.parse(options.strategy), placement.parse(options.placement)
     mesh = placed.mesh(workers)
     asked = strategies.Asked(workers=mesh.replicas, servers=servers)
     placement.admit(placed, mesh, strategy, asked)
     strategies.admit(strategy, asked)
+    return mesh
 
 
 def _join(options: argparse.Namespace, seat: Seat) -> int:
     """Run the script here, as one worker of a world that someone else started."""
-    check_workers(options.workers, seat)
+    check_workers(options.workers and options.workers[0], seat)
     _check(options, seat.workers, seat.servers)
     if options.threads is not None:
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))

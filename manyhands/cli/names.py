@@ -5,8 +5,6 @@ import dataclasses
 import inspect
 from typing import Any
 
-from manyhands import spec
-
 KINDS = ["strategies", "placements", "models", "data"]
 
 
@@ -48,8 +46,13 @@ def _placements() -> list[tuple[str, str]]:
 
 
 def _with_settings(name: str, kind: Any) -> str:
-    fields = [f"{field.name}={spec.text(field.default)}" for field in dataclasses.fields(kind)]
+    fields = [f"{field.name}={_shown(field.default)}" for field in dataclasses.fields(kind)]
     return f"{name}:{','.join(fields)}" if fields else name
+
+
+def _shown(default: Any) -> str:
+    """As one would type it; where nothing is typed, nothing that cannot be."""
+    return "…" if default in (None, ()) else str(default)
 
 
 def _models() -> list[tuple[str, str]]:

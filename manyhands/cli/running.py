@@ -1,7 +1,9 @@
 """What `train` and `launch` have in common: a run directory, workers, a live display, one clear end."""
 
+import argparse
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -9,10 +11,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from manyhands import strategies
 from manyhands.cli.progress import Progress
-from manyhands.cluster import cores, supervisor
+from manyhands.cluster import coordination, cores, supervisor
+from manyhands.cluster import invite as invites
+from manyhands.cluster.coordination import Elastic
+from manyhands.cluster.events import Event
+from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS, Seat
-from manyhands.errors import UsageError
+from manyhands.errors import ManyhandsError, UsageError
+from manyhands.placement import Mesh
+from manyhands.telemetry import lines
+
+REPLACE = 3
+_ENDING_S = 5.0  # for a worker from outside, to end when the run has
+STALL_S = "MANYHANDS_STALL_S"
+"""After how many seconds of silence a worker is taken for dead."""
 
 
 @contextmanager
@@ -58,7 +72,7 @@ def _unused(name: str) -> Path:
 
 def forget_records(run: Path) -> None:
     """What a run that began here and left no checkpoint has written: it would mix with the new one's."""
-    for path in (run / "summary.json", *(run / "events").glob("*-*.jsonl")):
+    for path in (run / "summary.json", *(run / "events").glob("*.jsonl")):
         path.unlink(missing_ok=True)
 
 
@@ -79,6 +93,74 @@ def with_servers(seat: Seat, asked: int | None) -> Seat:
     return replace(seat, servers=asked)
 
 
+def elastic_terms(
+    strategy: strategies.Strategy, mesh: Mesh, most: int, replace: int | None
+) -> Elastic | None:
+    """How the run may change while it goes on; None if it has to end when a worker dies."""
+    workers = mesh.workers
+    if mesh.members > 1 and most > workers:
+        raise UsageError(
+            f"{workers} workers have parts of replicas, and others cannot join them; use --workers {workers}"
+        )
+    if not strategy.survives or mesh.members > 1 or most == 1:
+        return None
+    if strategy.rule is not None:
+        most = workers  # the memory that workers share with servers has room for no more
+    stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
+    return Elastic(most=most, replace=REPLACE if replace is None else replace, stall_s=stall_s)
+
+
+def worker_range(text: str) -> tuple[int, int]:
+    """`4`, or `2:6` for 2 workers to which others may come until there are 6."""
+    first, colon, last = text.partition(":")
+    try:
+        least = int(first)
+        most = int(last) if colon else least
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor a range like 2:6") from None
+    if colon and most < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: the second number must not be below the first")
+    return least, most
+
+
+def join_run(address: str, command: list[str]) -> int:
+    """Be one more worker of a run on this host, until it ends."""
+    invite = invites.read(address)
+    memory_fd = invite.open_memory()
+    run = Path(address).resolve()
+    seen_s = time.monotonic()
+
+    def look_after_the_run() -> None:
+        nonlocal seen_s
+        if not invite.is_over():
+            seen_s = time.monotonic()
+        elif time.monotonic() - seen_s > _ENDING_S:
+            raise ManyhandsError(f"the run in {address} has ended without this worker")
+
+    environ = {
+        local.INVITATION: invite.invitation.text(),
+        local.IS_NEW: "1",
+        local.NUMBER: str(os.getpid()),
+        local.SIZE: str(invite.workers),
+        **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
+    }
+    try:
+        outcome = supervisor.run(
+            command or invite.command,
+            workers=1,
+            layout=cores.layout(1),
+            environ=environ,
+            run_dir=run,
+            arena=memory_fd,
+            on_tick=look_after_the_run,
+            on_line=lambda rank, line: print(line, file=sys.stderr, flush=True),
+            ask=signal.SIGUSR1,  # this worker alone: the run goes on without it
+        )
+    finally:
+        os.close(memory_fd)
+    return _end(outcome)
+
+
 def run_workers(
     command: list[str],
     *,
@@ -88,6 +170,7 @@ def run_workers(
     environ: Mapping[str, str],
     pass_output: bool = False,
     servers: int = 0,
+    elastic: Elastic | None = None,
 ) -> int:
     """Start the workers, show their progress until they end, and return the exit code.
 
@@ -95,10 +178,11 @@ def run_workers(
     everything is shown above the progress bar.
     """
     layout = cores.layout(workers, threads, servers)
+    records = run / "events" / "launcher.jsonl"
     print(cores.text(layout), file=sys.stderr)
 
     def signed(rank: int, line: str) -> str:
-        if rank >= workers:
+        if workers <= rank < workers + servers:
             return f"[server {rank - workers}] {line}"
         return f"[worker {rank}] {line}" if workers > 1 else line
 
@@ -109,6 +193,11 @@ def run_workers(
 
         def on_output(rank: int, line: str) -> None:
             print(signed(rank, line), flush=True)
+
+        def on_event(event: Event) -> None:
+            progress.print_line(event.text)
+            with suppress(OSError), records.open("ab") as file:
+                file.write(lines.encode({"kind": event.kind, "t": time.time(), "rank": -1, **event.fields}))
 
         outcome = supervisor.run(
             command,
@@ -121,9 +210,18 @@ def run_workers(
             on_line=on_line,
             on_output=on_output if pass_output and not sys.stdout.isatty() else None,
             servers=servers,
+            elastic=elastic,
+            on_event=on_event,
         )
         progress.refresh()
-    if not outcome.ok:
+    return _end(outcome)
+
+
+def _end(outcome: supervisor.Outcome) -> int:
+    """Say how it ended, if it did not end well."""
+    if outcome.exit_code == local.EXIT_SAVED:
+        print(outcome.message, file=sys.stderr)
+    elif not outcome.ok:
         refusal = [line for line in outcome.tail if line.startswith("error: ")]
         if outcome.exit_code == 2 and refusal:
             print(refusal[-1], file=sys.stderr)

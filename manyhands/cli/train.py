@@ -13,20 +13,26 @@ import msgspec
 
 from manyhands import plan as plans
 from manyhands import strategies
+from manyhands.checkpoint.shelf import latest
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import (
     check_workers,
+    elastic_terms,
     forget_records,
     make_directory,
     new_run,
     run_workers,
     with_servers,
+    worker_range,
 )
 from manyhands.cluster import cores
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
 from manyhands.plan import Plan
+
+CLUSTER = ("workers", "most_workers", "servers", "threads", "device")  # flags that are words of [cluster]
+TRAIN = ("batch", "optimizer", "seed", "save_every", "keep")  # flags that are words of [train]
 
 EXAMPLES = f"""\
 examples:
@@ -36,7 +42,8 @@ examples:
   manyhands train --strategy {strategies.DEFAULT}:topology=ring --workers 4
   manyhands train --placement pipeline:stages=2,microbatches=8 --model vgg16 --workers 2
   manyhands train job.toml --epochs 3                    flags override the file
-  manyhands train --out runs/a --resume                  go on where that run stopped
+  manyhands train --out runs/a --save-every 10min --keep 5
+  manyhands train --out runs/a --resume                  go on where that run stopped, on other --workers if need be
   torchrun --nproc-per-node 2 --no-python manyhands train    joins the world of torchrun, mpirun or Slurm
 
 a spec file has the same words:
@@ -76,7 +83,10 @@ def add_to(verbs: Any) -> None:
         "--placement", metavar="P", help="a name of `list placements`: how a replica is laid over workers"
     )
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes that compute gradients (default 2)"
+        "--workers",
+        type=worker_range,
+        metavar="N",
+        help="processes that compute gradients (default 2); 2:6 lets others join up to 6",
     )
     parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
@@ -97,6 +107,12 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)"
     )
+    parser.add_argument(
+        "--save-every",
+        metavar="T",
+        help="epoch, 500steps, 10min or never: when to write a checkpoint (default: epoch; and at the end)",
+    )
+    parser.add_argument("--keep", type=int, metavar="N", help="checkpoints that remain (default 3)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --out")
     parser.add_argument("--fetch", action="store_true", help="download published data that is not there yet")
     parser.add_argument(
@@ -119,6 +135,7 @@ def run(options: argparse.Namespace) -> int:
         _fetch(plan, seat)
     if seat.launcher != "alone":
         return _join(plan, seat, options)
+    _check_layers(plan)
     plan, why = plan.on_fair_terms()
     # Written down: the same threads give the same bits, on a machine with other cores too.
     cluster = plan.cluster
@@ -136,6 +153,12 @@ def run(options: argparse.Namespace) -> int:
             threads=plan.cluster.threads,
             servers=plan.cluster.servers,
             environ={},
+            elastic=elastic_terms(
+                strategies.parse(plan.strategy),
+                plan.mesh(),
+                plan.cluster.most_workers or plan.cluster.workers,
+                plan.cluster.replace,
+            ),
         )
         if code == 0:
             _report(json.loads((out / "summary.json").read_text()), out, options)
@@ -151,13 +174,15 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     else:
         plan = Plan()
     given = {key: value for key, value in vars(options).items() if value is not None}
+    if options.workers is not None:
+        given["workers"], given["most_workers"] = options.workers
     top = {key: given[key] for key in ("model", "data", "strategy", "placement") if key in given}
-    cluster = {key: given[key] for key in ("workers", "servers", "threads", "device") if key in given}
+    cluster = {key: given[key] for key in CLUSTER if key in given}
     if seat.launcher != "alone":
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
-        check_workers(options.workers, seat)
-        cluster |= {"workers": seat.workers, "servers": seat.servers}
-    train: dict[str, Any] = {key: given[key] for key in ("batch", "optimizer", "seed") if key in given}
+        check_workers(given.get("workers"), seat)
+        cluster |= {"workers": seat.workers, "servers": seat.servers, "most_workers": None, "replace": None}
+    train: dict[str, Any] = {key: given[key] for key in TRAIN if key in given}
     if options.epochs is not None or options.steps is not None:
         # Both say how long: either one given here replaces whatever the file says of both.
         train |= {"epochs": options.epochs, "steps": options.steps}
@@ -173,7 +198,7 @@ def _check_directory(options: argparse.Namespace) -> None:
     """Neither resume from nothing, nor let a new run push the checkpoints of an old one out."""
     if options.out is None:
         return
-    has_checkpoint = (options.out / "checkpoints" / "latest").exists()
+    has_checkpoint = latest(options.out / "checkpoints") is not None
     if options.resume and not has_checkpoint:
         raise UsageError(
             f"there is no checkpoint in {options.out} to resume from; start the run without --resume"
@@ -182,6 +207,16 @@ def _check_directory(options: argparse.Namespace) -> None:
         raise UsageError(
             f"{options.out} holds a run with checkpoints; go on with --resume, or choose another --out"
         )
+
+
+def _check_layers(plan: Plan) -> None:
+    """Where the strategy's settings name layers, refuse names that the model does not have, before anything starts."""
+    strategy = strategies.parse(plan.strategy)
+    if strategy.layers:
+        from manyhands import job  # takes seconds: only then
+
+        _, model = job.load(plan)
+        strategies.admit_model(strategy, [name for name, _ in model.named_parameters()])
 
 
 def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
@@ -245,7 +280,9 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
     crew = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
     say(f"speed     {rate:,.0f} samples/s with {crew}")
     say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
-    if (stale := summary.get("staleness")) is not None:
+    if summary["committed"]:
+        say(f"ledger    {_ledger(summary['committed'])}")
+    if (stale := summary.get("staleness")) and stale["histogram"]:
         say(f"staleness mean {stale['mean']:.2f}, at most {stale['max']} updates by others; {_shares(stale)}")
     if out is not None:
         say(f"run       {_relative(out)}")
@@ -255,11 +292,25 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
         ("manyhands train --model resnet20 --data cifar10 --fetch", "colour pictures"),
         ("manyhands list strategies", "other ways to distribute it"),
     ]
-    if out is not None and not (stale and stale["max"]):
-        tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", "the same run again, to the bit"))
+    if out is not None:
+        again = "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).repeatable
+        tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", again))
     width = max(len(command) for command, _ in tries)
     for command, why in tries:
         say(f"  {command:<{width}}  {why}")
+
+
+def _ledger(committed: dict[str, Any]) -> str:
+    """Whether every sample of every epoch was used once; the epochs of which that is not true are named."""
+    count = len(committed["epochs"])
+    text = (
+        f"{committed['once']:,} samples of {count} epoch{'s' * (count > 1)} committed once, "
+        f"{committed['twice']:,} twice, {committed['never']:,} never"
+    )
+    odd = [check for check in committed["epochs"] if check["twice"] or check["never"]]
+    if odd:
+        text += f" (epoch {', '.join(str(check['epoch'] + 1) for check in odd)})"
+    return f"{text}; {committed['left']:,} left of the last one" if committed["left"] else text
 
 
 def _shares(stale: dict[str, Any]) -> str:

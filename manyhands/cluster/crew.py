@@ -12,12 +12,14 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from manyhands.cluster import nursery
+from manyhands.cluster import leaving, nursery
 from manyhands.cluster.launchers import local
 from manyhands.errors import ManyhandsError
 
 _TAIL_LINES = 40
+_LAST_WORDS_LINES = 1000  # a traceback is shown whole
 _READ_BYTES = 1 << 16
 _NEVER = float("inf")
 
@@ -54,7 +56,7 @@ class Worker:
         """Keep a line of standard error; says whether it should be shown now."""
         if line == local.LAST_WORDS:
             self.speaks_last_words = True
-            self.tail.clear()
+            self.tail = deque(maxlen=_LAST_WORDS_LINES)
         else:
             self.tail.append(line)
         return not self.speaks_last_words
@@ -147,7 +149,7 @@ class Crew:
         on_line: Callable[[int, str], None],
         on_output: Callable[[int, str], None],
         *,
-        arena: bool,
+        arena: bool | int,
         name: Callable[[int], str] = lambda rank: f"worker {rank}",
     ) -> None:
         self.running: list[Worker] = []
@@ -166,8 +168,10 @@ class Crew:
         with contextlib.ExitStack() as stack:
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._inherited: list[int] = []
-            if self._arena:
-                self._inherited.append(os.memfd_create("manyhands", os.MFD_CLOEXEC))
+            if self._arena is not False:
+                is_given = self._arena is not True
+                memory = os.dup(self._arena) if is_given else os.memfd_create("manyhands", os.MFD_CLOEXEC)
+                self._inherited.append(memory)
                 stack.callback(os.close, self._inherited[0])
             self._guard = stack.enter_context(_start_guard())
             stack.callback(self._guard.kill)
@@ -179,17 +183,29 @@ class Crew:
         self._resources.close()
 
     @property
+    def memory_fd(self) -> int | None:
+        """The memory that all workers inherit."""
+        return self._inherited[0] if self._inherited else None
+
+    @property
     def busy(self) -> bool:
         """Whether any worker runs or will."""
         return bool(self.running or self._unhatched)
 
-    def start(self, command: list[str], environ: dict[str, str]) -> None:
-        """Start the next worker, in its own process group so that a terminal's Ctrl-C reaches only us."""
+    @property
+    def is_hatching(self) -> bool:
+        return bool(self._unhatched)
+
+    def start(self, command: list[str], environ: dict[str, str], rank: int | None = None) -> int:
+        """Start the next process, in its own process group so that a terminal's Ctrl-C reaches only us; its number.
+
+        It is told that number as its rank, unless it takes another's.
+        """
         with _Ends(self.size) as ends:
             try:
                 process = subprocess.Popen(
                     command,
-                    env=self._environ(self.size, environ),
+                    env=self._environ(self.size if rank is None else rank, environ),
                     stdin=subprocess.DEVNULL,
                     stdout=ends.their_output,
                     stderr=ends.their_error,
@@ -201,6 +217,7 @@ class Crew:
             process.returncode = 0  # reaping is our business, not that object's
             self.size += 1
             self._add(ends, process.pid)
+            return ends.rank
 
     def hatch(self, command: list[str], environs: list[dict[str, str]], *, load: str) -> None:
         """Start all workers as forks of one process that has imported `load`; they appear while we `wait`."""
@@ -243,6 +260,13 @@ class Crew:
         for stream in worker.streams:
             self._selector.register(stream.fd, selectors.EVENT_READ, stream)
         ends.hand_over()
+
+    def listen(self, source: Any, on_news: Callable[[], None]) -> None:
+        """While we `wait`, call `on_news` whenever there is something to read from `source`."""
+        self._selector.register(source, selectors.EVENT_READ, on_news)
+
+    def ignore(self, source: Any) -> None:
+        self._selector.unregister(source)
 
     def _hear_nursery(self, process: "subprocess.Popen[bytes]") -> None:
         """One line for each worker that was started; they may begin when all are there."""
@@ -294,6 +318,9 @@ class Crew:
             if isinstance(key.data, subprocess.Popen):
                 self._hear_nursery(key.data)
                 continue
+            if not isinstance(key.data, _Stream):
+                key.data()
+                continue
             lines = key.data.read()
             if lines is None:
                 self._selector.unregister(key.fd)
@@ -314,7 +341,12 @@ class Crew:
         self._kill_at = time.monotonic() + grace_s
         self._forget_unhatched()
         for worker in self.running:
-            worker.signal(signal.SIGTERM)
+            worker.signal(leaving.END)
+
+    def ask_to_leave(self, number: int = leaving.ASK) -> None:
+        """Let every worker finish what it is doing, save and leave."""
+        for worker in self.running:
+            worker.signal(number)
 
     def kill(self) -> None:
         """End every worker, and what it has started, now."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from manyhands.cluster.hosts import anonymous_memory
-from manyhands.cluster.world import World
+from manyhands.cluster.world import CHANNELS, World
 from manyhands.comm.between import BetweenHosts
 from manyhands.comm.comm import Comm
 from manyhands.comm.shared import SharedComm
@@ -26,6 +26,7 @@ class Division(World):
         self.rank = mine.index(world.rank)
         self.size = len(mine)
         self.servers = 0
+        self.check = world.check
         self.members = tuple(mine)  # ranks in the world
         self.neighbours = world.neighbours
         self._store = world._store
@@ -35,12 +36,16 @@ class Division(World):
         self.hosts = _hosts(world, mine)
         near = next(ranks for ranks in self.hosts if self.rank in ranks)
         names = [mine[rank] for rank in near]
-        self.host = Host(_memory(world, names[0]), near, near.index(self.rank), names=names)
+        self.host = Host(
+            _memory(world, names[0]), near, near.index(self.rank), check=world.check, names=names
+        )
         self._group: dist.ProcessGroup | None = None
         self._between: BetweenHosts | None = None
         if len(world.hosts) > 1:
             self._connect_groups(world, groups)
-        self.comm: Comm = SharedComm(self.host, self.rank, self.size, self._between, self.transport)
+        self.comm: Comm = SharedComm(
+            self.host, self.rank, self.size, self._between, self.transport, self._far
+        )
 
     def _connect_groups(self, world: World, groups: Sequence[Sequence[int]]) -> None:
         """Every worker takes part in making every group, in the same order."""
@@ -62,6 +67,9 @@ class Division(World):
     def _channel(self, number: int) -> Transport:
         far = C10dTransport(self._group, tag=number) if self._group is not None else None
         return RoutedTransport(self.rank, self.size, self.host.ranks, MailboxTransport(self.host), far)
+
+    def _far(self) -> Transport:
+        return C10dTransport(self._group, tag=CHANNELS)
 
     def close(self) -> None:
         self.host.close()

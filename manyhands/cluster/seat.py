@@ -31,6 +31,15 @@ class Seat:
     arena_fd: int | None = None
     """Anonymous shared memory inherited from our own supervisor."""
     servers: int = 0
+    number: int | None = None
+    """By which people know this process, however often its rank changes; the rank where not given."""
+    generation: int = 0
+    members: tuple[int, ...] = ()
+    """The numbers of all workers, by rank, where they may change."""
+    first_workers: int | None = None
+    """How many workers the run began with."""
+    is_new: bool = False
+    """Whether the run has begun without this worker, so that rank and size are not known yet."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -49,13 +58,20 @@ class Seat:
         return self.size - self.servers
 
     @property
+    def rows(self) -> int:
+        """How many workers the memory that they share with servers has room for, whoever is there now."""
+        return self.workers if self.first_workers is None else self.first_workers
+
+    @property
     def server(self) -> int | None:
         """Which server this process is; None for a worker."""
         return self.rank - self.workers if self.rank >= self.workers else None
 
     @property
     def name(self) -> str:
-        return f"worker {self.rank}" if self.server is None else f"server {self.server}"
+        if self.server is not None:
+            return f"server {self.server}"
+        return f"worker {self.rank if self.number is None else self.number}"
 
 
 def find_seat(environ: Mapping[str, str] = os.environ) -> Seat:

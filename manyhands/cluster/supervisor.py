@@ -1,5 +1,10 @@
-"""Start the workers of this host, pass on what they say, end them all when one dies, and name that one."""
+"""Start the workers of this host, pass on what they say, and see the run to its end.
 
+A run that can change goes on without a worker that died, or with another in its place (`survival.py`). In any other,
+and when a worker ends by an error of its own, all are ended and the one to blame is named.
+"""
+
+import contextlib
 import os
 import signal
 import sys
@@ -8,18 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from manyhands.cluster import leaving
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.crew import Crew, Worker
+from manyhands.cluster.events import Event
+from manyhands.cluster.exits import describe_exit, exception_in
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
+
+if TYPE_CHECKING:
+    from manyhands.cluster.coordination import Coordination, Elastic
+    from manyhands.cluster.survival import Survival
 
 _TICK_S = 0.125
 _AFTER_DEATH_S = 1.0
 _AFTER_INTERRUPT_S = 3.0
 # A worker that lost its peer can be seen to exit before the peer itself: wait this long for the one to blame.
 _BLAME_S = 0.5
+
+_LEAVING = Event(
+    kind="leaving",
+    text="SIGTERM: the workers finish their step, save and leave; a second signal ends them at once",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +64,11 @@ def run(
     on_output: Callable[[int, str], None] | None = None,
     prefix: Callable[[int], list[str]] | None = None,
     load: str | None = None,
-    arena: bool = True,
+    arena: bool | int = True,
     servers: int = 0,
+    elastic: "Elastic | None" = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    ask: int = leaving.ASK,
 ) -> Outcome:
     """Run `command` (a script or `-m` and a module, with its arguments) in every process until all have ended.
 
@@ -57,28 +77,70 @@ def run(
     `on_line` gets what they say on standard error, and on standard output unless `on_output` takes that.
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
     and must replace itself by it, as `nice` and `ip netns exec` do. With `load` and without a prefix, workers are forks
-    of one process that has imported that module. Call this from the main thread: signals
-    go there, and the workers die with it.
+    of one process that has imported that module. `arena` is whether they share memory, or the memory that they share
+    with others. With `elastic` the run survives the death of workers, and `on_event` hears what happened. Call this
+    from the main thread: signals go there, and the workers die with it. The first SIGTERM asks them to save and leave,
+    by the signal `ask`; the second one, and any other, ends them.
     """
     ours = {local.SIZE: str(workers + servers), local.LAUNCHER_PID: str(os.getpid())}
     ours[SERVERS] = str(servers)
     if run_dir is not None:
         ours[local.RUN_DIR] = str(run_dir)
-    with (
-        _Signals() as signals,
-        Crew(on_line, on_output or on_line, arena=arena, name=lambda rank: _name(rank, workers)) as crew,
-    ):
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(_Signals())
+        coordination = stack.enter_context(_coordinate(workers, elastic)) if elastic else None
+        if coordination:
+            ours |= coordination.environ
+        crew = stack.enter_context(
+            Crew(on_line, on_output or on_line, arena=arena, name=lambda rank: _name(rank, workers, servers))
+        )
         environs = [
             {**os.environ, **environ, **ours, **_share(layout, rank, workers)}
             for rank in range(workers + servers)
         ]
+
+        def start(place: int, more: dict[str, str], rank: int | None = None) -> int:
+            before = prefix(place) if prefix else []
+            command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
+            return crew.start(command_line, environs[place] | more, rank)
+
+        survival = None
+        if elastic and coordination:
+            if elastic.most > workers and run_dir is not None and crew.memory_fd is not None:
+                from manyhands.cluster.invite import Invite, published
+
+                invite = Invite(
+                    invitation=coordination.invitation,
+                    command=command,
+                    strategy=environ.get(local.STRATEGY),
+                    workers=workers,
+                    launcher=os.getpid(),
+                    memory_fd=crew.memory_fd,
+                )
+                stack.enter_context(published(run_dir, invite))
+            from manyhands.cluster.survival import Survival
+
+            survival = Survival(
+                crew,
+                coordination,
+                elastic,
+                start=lambda place: start(place, {local.IS_NEW: "1"}),
+                start_server=lambda place: start(place, {}, rank=place),
+                servers=range(workers, workers + servers),
+                on_event=on_event,
+            )
         if load and len(environs) > 1 and prefix is None:
             crew.hatch(command, environs, load=load)
         else:
-            for rank, each in enumerate(environs):
-                before = prefix(rank) if prefix else []
-                crew.start([*before, sys.executable, "-m", "manyhands.cluster.worker", *command], each)
-        return _watch(crew, workers, signals, on_tick)
+            for rank in range(len(environs)):
+                start(rank, {})
+        return _watch(crew, workers, servers, signals, on_tick, survival, on_event, ask)
+
+
+def _coordinate(workers: int, elastic: "Elastic") -> "Coordination":
+    from manyhands.cluster.coordination import Coordination  # runs that cannot change do without ZeroMQ
+
+    return Coordination(list(range(workers)), elastic)
 
 
 def _share(layout: Layout, rank: int, workers: int) -> dict[str, str]:
@@ -92,37 +154,81 @@ def _share(layout: Layout, rank: int, workers: int) -> dict[str, str]:
     return {**counts, local.CORES: ",".join(map(str, cores))}
 
 
-def _name(rank: int, workers: int) -> str:
-    return f"worker {rank}" if rank < workers else f"server {rank - workers}"
+def _name(rank: int, workers: int, servers: int) -> str:
+    """Workers that have come later count after the servers."""
+    return f"server {rank - workers}" if workers <= rank < workers + servers else f"worker {rank}"
 
 
-def _watch(crew: Crew, workers: int, signals: "_Signals", on_tick: Callable[[], None]) -> Outcome:
-    deaths: list[Worker] = []
+def _watch(
+    crew: Crew,
+    workers: int,
+    servers: int,
+    signals: "_Signals",
+    on_tick: Callable[[], None],
+    survival: "Survival | None",
+    on_event: Callable[[Event], None],
+    ask: int,
+) -> Outcome:
+    deaths: list[Worker] = []  # those that the run does not survive
+    survived: list[Worker] = []
+    finished = left = saved = False  # whether any worker has ended in this way
+    is_leaving = False
     blame_at = tick_at = 0.0
     while crew.busy:
         now = time.monotonic()
         if now >= tick_at:
             on_tick()
+            if survival and not crew.stopping and not is_leaving:
+                survival.tick()
             tick_at = now + _TICK_S
-        if signals.count == 1:
-            crew.stop(_AFTER_INTERRUPT_S)
-        elif signals.count > 1:
+        if signals.count > 1:
             crew.kill()
+        elif signals.number == signal.SIGTERM and not crew.is_hatching:
+            if not is_leaving:
+                is_leaving = True
+                crew.ask_to_leave(ask)
+                on_event(_LEAVING)
+        elif signals.count == 1:
+            crew.stop(_AFTER_INTERRUPT_S)
         exits = crew.wait(tick_at - now)
         if crew.stopping:
             continue
-        new = [worker for worker in exits if worker.code != 0]
+        finished = finished or any(worker.code == 0 for worker in exits)
+        saved = saved or any(worker.code == local.EXIT_SAVED for worker in exits)
+        left = left or any(worker.code == local.EXIT_LEFT for worker in exits)
+        new = [worker for worker in exits if worker.code not in local.GOOD_ENDS]
+        if is_leaving:
+            new = [worker for worker in new if _innocence(worker) != 1]  # it had nothing to save
+        if survival:
+            borne = [one for one in exits if survival.note_end(one)]
+            new = [worker for worker in new if worker not in borne]
+            survived += [worker for worker in borne if worker.code not in local.GOOD_ENDS]
+            if exits and not survival.goes_on() and not deaths and not new:
+                crew.stop(_AFTER_DEATH_S)  # servers, and workers that came too late
         if new and not deaths:
             blame_at = time.monotonic() + _BLAME_S
         # Of those that went at the same time, a signal is a cause and an exit code perhaps its consequence.
         deaths += sorted(new, key=lambda worker: worker.code > 0)
         if deaths and (_innocence(_first(deaths)) == 0 or time.monotonic() >= blame_at):
             crew.stop(_AFTER_DEATH_S)
+    if survival:
+        survival.finish()
+    if saved and (not deaths or _innocence(_first(deaths)) > 0):
+        return Outcome(
+            ok=False,
+            exit_code=local.EXIT_SAVED,
+            message="told to end by SIGTERM: the run is saved, and --resume goes on with it",
+        )
+    if is_leaving and (finished or left) and not deaths and signals.count == 1:
+        return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")
     if signals.number is not None and (not deaths or _innocence(_first(deaths)) > 0):
         name = signal.Signals(signals.number).name
         return Outcome(ok=False, exit_code=128 + signals.number, message=f"interrupted by {name}")
+    # Where the others only lost someone, or nobody could go on, the one that they had lost is to blame.
+    if (deaths or not finished) and not any(_innocence(one) == 0 for one in deaths):
+        deaths = [*survived, *deaths]
     if deaths:
-        return _death(_first(deaths), workers)
+        return _death(_first(deaths), workers, servers)
     return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")
 
 
@@ -130,7 +236,8 @@ def _innocence(worker: Worker) -> int:
     """0 for one that died by itself, more for one that lost its peer or was told to end."""
     if worker.code == local.EXIT_PEER_LOST:
         return 2
-    return 1 if worker.code in (local.EXIT_TERMINATED, -signal.SIGTERM) else 0
+    told = (local.EXIT_TERMINATED, -signal.SIGTERM, -leaving.ASK, -leaving.END)
+    return 1 if worker.code in told else 0
 
 
 def _first(deaths: list[Worker]) -> Worker:
@@ -138,37 +245,18 @@ def _first(deaths: list[Worker]) -> Worker:
     return min(deaths, key=_innocence)
 
 
-def _death(worker: Worker, workers: int) -> Outcome:
-    of = f" of {workers}" if worker.rank < workers else ""
+def _death(worker: Worker, workers: int, servers: int) -> Outcome:
+    who = _name(worker.rank, workers, servers) + (f" of {workers}" if worker.rank < workers else "")
+    how = f"died: {describe_exit(worker.code)}"
+    if worker.code == local.EXIT_CRASHED and worker.speaks_last_words:
+        how = f"ended with {exception_in(worker.tail)}"
     return Outcome(
         ok=False,
         exit_code=worker.code if worker.code > 0 else 128 - worker.code,
-        message=f"{_name(worker.rank, workers)}{of} died: {describe_exit(worker.code)}",
+        message=f"{who} {how}",
         rank=worker.rank,
         tail=tuple(worker.tail),
     )
-
-
-def describe_exit(code: int) -> str:
-    """An exit code of `subprocess` (negative for a signal) in words."""
-    if code == local.EXIT_TERMINATED:
-        return "told to end by SIGTERM (exit code 143)"
-    if code == local.EXIT_PEER_LOST:
-        return "it lost another worker (exit code 70)"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        return f"killed by signal {-code}"
-    meaning = {
-        "SIGSEGV": "segmentation fault",
-        "SIGBUS": "bus error",
-        "SIGABRT": "aborted",
-        "SIGILL": "illegal instruction",
-        "SIGFPE": "arithmetic fault",
-    }.get(name)
-    return f"{meaning} ({name})" if meaning else f"killed by {name}"
 
 
 class _Signals:

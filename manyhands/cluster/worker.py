@@ -16,9 +16,8 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
-from manyhands.cluster import compiler
+from manyhands.cluster import compiler, leaving
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import own_seat
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
@@ -28,14 +27,13 @@ before_termination: list[Callable[[], None]] = []
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LEAVE_WITHIN_S = 1.0
+_PACKAGE = Path(__file__).parents[1]
 
 
 def main() -> None:
     """Prepare this process, run the script as `__main__`, and end with an exit code that says how it went."""
-    _die_with_the_launcher()
-    if local.RANK in os.environ:  # what `top` shows
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, own_seat().name.encode())
-    signal.signal(signal.SIGTERM, _terminate)
+    die_with_the_launcher(own_seat().name if local.RANK in os.environ else None)
+    leaving.install(_terminate)
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A pipe is buffered in blocks by default: a killed worker's last lines would be lost.
@@ -49,8 +47,7 @@ def main() -> None:
     except ManyhandsError as error:
         code = local.EXIT_PEER_LOST if isinstance(error, PeerLost) else local.EXIT_REFUSED
         sys.last_value = error  # as the interpreter does; what runs at exit sees that this is not a good end
-        _say_last_words()
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        refuse(error)
     except SystemExit as end:
         if end.code not in (None, 0):  # told to end, or of its own accord: neither waits for the others
             sys.last_value = end
@@ -69,8 +66,10 @@ def main() -> None:
     sys.exit(code)
 
 
-def _die_with_the_launcher() -> None:
-    """Have the kernel end this process when the launcher is gone, however it went."""
+def die_with_the_launcher(name: str | None) -> None:
+    """Have the kernel end this process when the launcher is gone, however it went; `name` is what `top` shows."""
+    if name:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     launcher = os.environ.get(local.LAUNCHER_PID)
     if launcher is None:
         return
@@ -79,8 +78,9 @@ def _die_with_the_launcher() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _terminate() -> None:
+    for number in (signal.SIGTERM, leaving.ASK, leaving.END):
+        signal.signal(number, signal.SIG_IGN)
     for action in before_termination:
         try:
             action()
@@ -133,6 +133,12 @@ def _check_module(module: str) -> None:
         raise UsageError(f"there is no module {module!r} to run with -m.")
 
 
+def refuse(error: ManyhandsError) -> None:
+    """Say why this worker ends, in one sentence."""
+    _say_last_words()
+    print(f"error: {error}", file=sys.stderr, flush=True)
+
+
 def _say_last_words() -> None:
     sys.stdout.flush()
     if local.RANK in os.environ:
@@ -140,16 +146,26 @@ def _say_last_words() -> None:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback from the user's first frame on."""
+    """The traceback from the user's first frame on; all of it if there is none, since then it is our mistake."""
     trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and not _is_the_users(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):  # which names its place itself
+        trace = error.__traceback__
     sys.excepthook(type(error), error.with_traceback(trace), trace)
     sys.stderr.flush()
 
 
-def _is_ours(filename: str) -> bool:
-    return filename in (__file__, runpy.__file__) or filename.startswith("<frozen ")
+def _is_the_users(filename: str) -> bool:
+    """Whether this is neither ours, nor what runs scripts, nor PyTorch, which calls the user's modules."""
+    if filename == runpy.__file__ or filename.startswith("<frozen "):
+        return False
+    return not any(filename.startswith(str(place)) for place in (_PACKAGE, _torch()))
+
+
+def _torch() -> Path:
+    module = sys.modules.get("torch")
+    return Path(module.__file__).parent if module and module.__file__ else _PACKAGE
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """All workers of a run: who shares a host with whom, and how everybody meets."""
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -27,17 +26,22 @@ if TYPE_CHECKING:
     from manyhands.cluster.division import Division
 
 CHANNELS = 2  # of a schedule over a network
+GENERATION_BYTES = 1 << 42  # of a host's memory, which is sparse: what generations hand out does not meet
 STEP_TIMEOUT_S = 1800.0  # a peer that died is noticed at once; this is for one that stopped without dying
 
 
 class World:
-    """Worker `rank` of `size`, on one of `hosts` (each a tuple of ranks)."""
+    """Worker `rank` of `size`, on one of `hosts` (each a tuple of ranks), for one generation.
 
-    def __init__(self, seat: Seat) -> None:
+    `check` is called now and then while this worker waits for others of its host, and may raise.
+    """
+
+    def __init__(self, seat: Seat, check: Callable[[], None] = lambda: None) -> None:
         self.seat = seat
         self.rank = seat.rank
         self.size = seat.workers
         self.servers = seat.servers
+        self.check = check
         self._between: BetweenHosts | None = None
         self._owns_group = False
         self._divided: dict[Any, Division] = {}
@@ -45,12 +49,20 @@ class World:
         self._store: Any = self.neighbours.store
         self.hosts: tuple[tuple[int, ...], ...] = self.neighbours.workers(seat)
         mine = next(ranks for ranks in self.hosts if self.rank in ranks)
-        self.host = Host(self.neighbours.memory_fd, mine, mine.index(self.rank))
+        self.host = Host(
+            self.neighbours.memory_fd,
+            mine,
+            mine.index(self.rank),
+            start=seat.generation * GENERATION_BYTES,
+            check=check,
+        )
         if len(self.hosts) > 1:
             self._connect()
             self._between = BetweenHosts(self.hosts, self.rank)
         self._transport: Transport | None = None
-        self.comm: Comm = SharedComm(self.host, self.rank, self.size, self._between, self.transport)
+        self.comm: Comm = SharedComm(
+            self.host, self.rank, self.size, self._between, self.transport, self._far
+        )
 
     @property
     def lanes(self) -> int:
@@ -88,6 +100,10 @@ class World:
             self._divided[key] = Division(self, key)
         return self._divided[key]
 
+    def _far(self) -> Transport:
+        """Messages to workers of other hosts alone, for which nobody needs the others: each makes it when it likes."""
+        return C10dTransport(None, tag=CHANNELS)
+
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
         self._connect()
@@ -115,15 +131,7 @@ class World:
 
     def gather(self, payload: bytes) -> list[bytes]:
         """Everyone's bytes, by rank."""
-        sizes = [int(row[0]) for row in self.exchange([float(len(payload))])]
-        start = sum(sizes[: self.rank])
-        everything = torch.zeros(sum(sizes), dtype=torch.uint8)
-        if payload:
-            everything[start : start + len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        self.comm.sum_(everything)
-        blob = everything.numpy().tobytes()
-        edges = [sum(sizes[:rank]) for rank in range(self.size + 1)]
-        return [blob[begin:end] for begin, end in itertools.pairwise(edges)]
+        return self.comm.gather(payload)
 
     def _connect(self) -> None:
         """torch.distributed among all workers, on the network interface that leads to the meeting place."""

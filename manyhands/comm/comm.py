@@ -4,6 +4,7 @@
 through the memory of a host (`shared.py`), between hosts (`between.py`), or by a printable schedule (`scheduled.py`).
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -44,15 +45,41 @@ class Served(Protocol):
     def finish(self) -> None:
         """All gradients of this step are pushed."""
 
+    def flush(self) -> None:
+        """Push what was kept back, of layers that are not pushed in every step."""
+
     def settle(self) -> None:
         """Return when the servers have applied all that this worker has pushed."""
 
-    def pull(self) -> None:
-        """All parameters as the servers have them now."""
+    def pull(self, *, whole: bool = True) -> None:
+        """All parameters as the servers have them now; if not `whole`, of tables only the rows that are news, for a
+        worker that has not changed its copy itself."""
 
     def leave(self, take_part: Callable[[Any], object]) -> None:
         """Nobody need wait for this worker until all workers have paused; `take_part(share)` makes a step, where
         neighbours that have data cannot do without this worker."""
+
+
+class ServedDirectly(Served, Protocol):
+    """What a worker sees of the servers that speaks with them for itself alone."""
+
+    def give(self, gradient: Tensor, used: Tensor) -> None:
+        """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
+
+    def minimize(self, gradient: Callable[[], float]) -> float:
+        """One step of the user's L-BFGS; `gradient` has all workers evaluate the loss where the parameters are now."""
+
+    def offer(self, portions: int) -> None:
+        """Begin an evaluation of so many portions, or end the step with none; all that was asked before is done."""
+
+    def take(self) -> int | None:
+        """The next portion; None when there is none left."""
+
+    def add(self) -> None:
+        """Add this worker's gradient to that of the evaluation; returns when it is there."""
+
+    def meet(self) -> None:
+        """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
 
 
 class Sums:
@@ -106,6 +133,20 @@ class Comm:
         self.sum_(row)
         return float(row.max())
 
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Everyone's bytes, by rank."""
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(payload)
+        self.sum_(sizes)
+        edges = [0, *sizes.cumsum(0).tolist()]
+        everything = torch.zeros(edges[-1], dtype=torch.uint8)
+        if payload:
+            own = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            everything[edges[self.rank] : edges[self.rank + 1]] = own
+        self.sum_(everything)
+        blob = everything.numpy().tobytes()
+        return [blob[begin:end] for begin, end in itertools.pairwise(edges)]
+
     def swap(self, peer: int, vector: Tensor) -> Tensor:
         """A pair of replicas exchange vectors; returns the other's. All call it equally often: whoever has no partner
         names itself, and gets its own."""
@@ -120,6 +161,19 @@ class Comm:
         return [
             float(number) for number in self.swap(peer, torch.tensor(values, dtype=torch.float64)).tolist()
         ]
+
+    def start_swap(self, peer: int, vector: Tensor) -> None:
+        """Begin a swap with a replica of another host that may go on while the caller computes; at most one at a time,
+        begun by the two whenever each likes. Until `finish_swap` nobody may touch the vector."""
+        raise UsageError("pairs of workers meet between hosts: use --device cpu")
+
+    def swap_is_done(self) -> bool:
+        """Whether `finish_swap` would not have to wait."""
+        return True
+
+    def finish_swap(self) -> Tensor | None:
+        """The other's vector of the swap that was started, if any."""
+        return None
 
     def start_sum(self, vector: Tensor) -> None:
         """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may

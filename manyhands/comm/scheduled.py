@@ -40,7 +40,8 @@ class ScheduledComm(Comm):
         return _Streamed(self, replica) if len(self.channels) > 1 else Sums(self, replica)
 
     def swap(self, peer: int, vector: Tensor) -> Tensor:
-        return swap(self.channels[0], peer, vector)
+        with telemetry.timed("exchange"):
+            return swap(self.channels[0], peer, vector)
 
     def any_(self, flags: Tensor) -> Tensor:
         return self._control.any_(flags)

@@ -26,7 +26,7 @@ SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core'
 LARGEST_CHUNK_BYTES = 1 << 20
 BUFFERS = 4  # per worker
 AHEAD = 1  # how many chunks a stage runs before the next one follows
-DIRECT_BYTES = 1 << 16  # up to here every worker adds up everything itself: one meeting instead of two
+DIRECT_BYTES = 1 << 18  # up to here every worker adds up everything itself: one meeting instead of two
 
 
 class Lanes(Protocol):
@@ -53,16 +53,20 @@ class SharedComm(Comm):
         size: int,
         between: Lanes | None = None,
         transport: Callable[[], Transport] | None = None,
+        far: Callable[[], Transport] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self._host = host
         self._between = between
         self._transport = transport  # for pairs; made when they first meet, by all workers together
+        self._far = far  # for pairs on different hosts, of which each comes when it likes
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
         self._in_place: list[_Rows] = []
         self._background = Background()
+        self._pair = Background()
+        self._swapped: Tensor | None = None
         self._near: dict[int | None, SharedComm] = {}
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
@@ -97,7 +101,29 @@ class SharedComm(Comm):
         return self._background.is_done()
 
     def swap(self, peer: int, vector: Tensor) -> Tensor:
-        return swap(self._transport(), peer, vector) if self._transport else super().swap(peer, vector)
+        if not self._transport:
+            return super().swap(peer, vector)
+        with telemetry.timed("exchange"):
+            return swap(self._transport(), peer, vector)
+
+    def start_swap(self, peer: int, vector: Tensor) -> None:
+        if not self._far:
+            return super().start_swap(peer, vector)
+        transport = self._far()
+
+        def meet() -> None:
+            self._swapped = swap(transport, peer, vector)
+
+        self._pair.start(meet)
+
+    def swap_is_done(self) -> bool:
+        return self._pair.is_done()
+
+    def finish_swap(self) -> Tensor | None:
+        with telemetry.timed("exchange"):
+            self._pair.finish()
+        found, self._swapped = self._swapped, None
+        return found
 
     def near(self, groups: int | None = None) -> "SharedComm":
         if groups not in self._near:
@@ -119,13 +145,20 @@ class SharedComm(Comm):
     def _sum(self, vector: Tensor) -> None:
         if self.size == 1 or not vector.numel():
             return
-        rows = next((rows for rows in self._in_place if rows.hold(vector)), None)
-        # A small vector is quicker through the buffers: one meeting instead of two.
-        if rows and vector.nbytes > DIRECT_BYTES:
+        if vector.nbytes <= DIRECT_BYTES and self._between is None:
+            self._sum_at_once(vector.view(-1))
+        elif rows := next((rows for rows in self._in_place if rows.hold(vector)), None):
             self._sum_in_place(rows, vector)
         else:
             self._sum_through_buffers(vector)
         telemetry.count("shared_bytes", vector.nbytes)
+
+    def _sum_at_once(self, vector: Tensor) -> None:
+        """Everyone's whole vector to all, and each adds them up."""
+        buffers = self._claim_buffers()
+        self._put(buffers, self._done, vector)
+        self._take_sum(buffers, self._done, vector)
+        self._done += 1
 
     def _sum_in_place(self, rows: "_Rows", vector: Tensor) -> None:
         """Each worker adds up its lanes' parts of all rows, and writes the sums to all rows."""
@@ -153,8 +186,7 @@ class SharedComm(Comm):
     def _sum_through_buffers(self, vector: Tensor) -> None:
         buffers = self._claim_buffers()
         chunks = vector.view(-1).split(chunk_bytes(self._host.size) // vector.element_size())
-        alone = self._between is None
-        if alone and (self._host.size == 2 or vector.nbytes <= DIRECT_BYTES):
+        if self._host.size == 2 and self._between is None:
             stages = [self._put, self._take_sum]
         else:
             stages = [self._put, self._reduce, self._take_result]

@@ -1,43 +1,124 @@
-"""Which samples of an epoch go to whom.
+"""Which samples of an epoch are committed, and who gets what of the rest.
 
-The order of an epoch depends on the seed and the epoch alone, and a step takes the next samples of that order, whoever
-and however many the workers are. A position in the order is therefore all that is needed to resume exactly.
+The order of an epoch depends on the seed and the epoch alone. A dealing cuts what is left of it into rounds, one batch
+for each worker; it holds as long as the workers are the same. When they are not, what is neither committed nor in the
+hands of someone who is still there is dealt anew: so every sample is committed exactly once, whoever
+dies and whoever joins.
 """
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+Range = tuple[int, int]  # places in the order, from … to
+Ranges = list[Range]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dealing:
+    """Some places in rounds, for so many workers; `batch` is what one of them should have at a time."""
+
+    rest: Tensor
+    batch: int
+    round_samples: int
+    workers: int
+
+    @property
+    def rounds(self) -> int:
+        return rounds(len(self.rest), self.round_samples)
+
+    def share(self, number: int, worker: int) -> Tensor:
+        """A worker's places in a round.
+
+        The last round may be short: it is divided evenly among as many workers as can have two samples each, since
+        batch norm cannot train on one; the others get an empty share.
+        """
+        taken = self.rest[number * self.round_samples : (number + 1) * self.round_samples]
+        sharers = self.workers
+        if len(taken) < self.round_samples:
+            sharers = min(self.workers, max(len(taken) // 2, -(-len(taken) // self.batch)))
+        first, last = (len(taken) * min(place, sharers) // sharers for place in (worker, worker + 1))
+        return taken[first:last]
+
 
 class Ledger:
-    """The samples `0 … length-1`, each handed out exactly once per epoch."""
+    """The samples `0 … length-1` in one epoch; a place is a sample's position in the epoch's order."""
 
-    def __init__(self, length: int, *, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, length: int, *, seed: int, epoch: int = 0, shuffle: bool = True) -> None:
         self.length = length
-        self._seed = seed
-        self._shuffle = shuffle
+        self.epoch = epoch
+        self.times = torch.zeros(length, dtype=torch.uint8)  # by place: how often it was committed
+        self._order = torch.arange(length)
+        if shuffle:
+            generator = torch.Generator().manual_seed(hash((seed, epoch)) & 0x7FFF_FFFF_FFFF_FFFF)
+            self._order = torch.randperm(length, generator=generator)
+        self.deal(batch=1, round_samples=1, workers=1)
 
-    def order(self, epoch: int) -> Tensor:
-        if not self._shuffle:
-            return torch.arange(self.length)
-        generator = torch.Generator().manual_seed(hash((self._seed, epoch)) & 0x7FFF_FFFF_FFFF_FFFF)
-        return torch.randperm(self.length, generator=generator)
+    def deal(self, *, batch: int, round_samples: int, workers: int, held: Sequence[Ranges] = ()) -> None:
+        """Hand out what is left, in rounds; `held` is what each worker has from before, not committed."""
+        free = self.times == 0
+        self._held = [_places(ranges) for ranges in held] or [_places([])] * workers
+        for places in self._held:
+            free[places] = False
+        rest = free.nonzero().flatten()
+        self.dealing = Dealing(rest=rest, batch=batch, round_samples=round_samples, workers=workers)
+        self._settled = [0] * workers  # by worker: rounds whose samples are committed
 
-    def shares(self, epoch: int, *, start: int, batch: int, rank: int, workers: int) -> Iterator[Tensor]:
-        """This worker's samples of each step from position `start` on.
+    def samples(self, places: Tensor) -> Tensor:
+        return self._order[places]
 
-        A step takes `batch` samples per worker. The last one may be short: it is divided evenly among as many workers
-        as can have two samples each, since batch norm cannot train on one; the others get an empty share.
-        """
-        order = self.order(epoch)
-        for begin in range(start, self.length, batch * workers):
-            taken = order[begin : begin + batch * workers]
-            sharers = workers
-            if len(taken) < batch * workers:
-                sharers = max(min(workers, len(taken) // 2), -(-len(taken) // batch))
-            first, last = (len(taken) * min(place, sharers) // sharers for place in (rank, rank + 1))
-            yield taken[first:last]
+    def commit(self, drawn: Sequence[int]) -> None:
+        """What the workers have used is safe: their shares of so many rounds, and what they had from before."""
+        for worker, rounds in enumerate(drawn):
+            for number in range(self._settled[worker], rounds):
+                self.times[self.dealing.share(number, worker)] += 1
+            self._settled[worker] = max(self._settled[worker], rounds)
+            self.times[self._held[worker]] += 1
+            self._held[worker] = _places([])
 
-    def steps(self, batch: int, workers: int) -> int:
-        return -(-self.length // (batch * workers))
+    def in_hand(self, worker: int, drawn: int) -> Ranges:
+        """What a worker that has drawn so many rounds has and has not committed."""
+        rounds = [self.dealing.share(number, worker) for number in range(self._settled[worker], drawn)]
+        return ranges_of(torch.cat([self._held[worker], *rounds]).sort().values)
+
+    @property
+    def committed(self) -> Ranges:
+        return ranges_of(self.times.nonzero().flatten())
+
+    @committed.setter
+    def committed(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self.times.zero_()
+        self.times[_places(ranges)] = 1
+
+    def tally(self) -> dict[str, int]:
+        """How many samples were committed once, more often, and not at all."""
+        return {
+            "once": int((self.times == 1).sum()),
+            "twice": int((self.times > 1).sum()),
+            "never": int((self.times == 0).sum()),
+        }
+
+
+def rounds(length: int, round_samples: int) -> int:
+    """How many rounds an epoch has."""
+    return -(-length // round_samples)
+
+
+def _places(ranges: Iterable[tuple[int, int]]) -> Tensor:
+    parts = [torch.arange(first, last) for first, last in ranges]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+
+
+def ranges_of(places: Tensor) -> Ranges:
+    """Ascending places as ranges."""
+    if not len(places):
+        return []
+    first, last = int(places[0]), int(places[-1])
+    if last - first + 1 == len(places):
+        return [(first, last + 1)]
+    breaks = (places.diff() != 1).nonzero().flatten() + 1
+    edges = [0, *breaks.tolist(), len(places)]
+    return [(int(places[a]), int(places[b - 1]) + 1) for a, b in itertools.pairwise(edges)]

@@ -1,5 +1,6 @@
 """Batches out of data sets, and loading that overlaps training."""
 
+import itertools
 import queue
 import threading
 from collections.abc import Generator, Iterable, Mapping
@@ -52,6 +53,32 @@ def empty_like(batch: Any) -> Any:
     if isinstance(batch, list):
         return [empty_like(value) for value in batch if not isinstance(value, str)]
     return batch[:0] if isinstance(batch, Tensor) and batch.dim() else batch
+
+
+def split(batch: Any, limit: int) -> list[Any]:
+    """The batch in pieces of at most so many samples, as equal as can be; whole if it is of an unknown structure."""
+    count = samples_in(batch)
+    if count <= limit or not _can_split(batch):
+        return [batch]
+    pieces = -(-count // limit)
+    edges = [count * piece // pieces for piece in range(pieces + 1)]
+    return [_part(batch, slice(first, last)) for first, last in itertools.pairwise(edges)]
+
+
+def _can_split(batch: Any) -> bool:
+    if isinstance(batch, Mapping):
+        return all(_can_split(value) for value in batch.values())
+    if type(batch) in (tuple, list):
+        return all(_can_split(value) for value in batch)
+    return isinstance(batch, Tensor) and batch.dim() > 0
+
+
+def _part(batch: Any, where: slice) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: _part(value, where) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_part(value, where) for value in batch)
+    return batch[where]
 
 
 class _Failure:

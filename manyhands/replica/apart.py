@@ -19,26 +19,22 @@ from manyhands.cluster.world import World
 Tensors = dict[str, Tensor]
 
 
-def collect_apart(own: Tensors, states: Any, world: World) -> tuple[Tensors, dict[str, Any]]:
-    """What the others have that worker 0 has not: tensors as `worker-3/…`, complete on worker 0, and states by rank."""
+def differing(own: Tensors, states: Any, world: World) -> tuple[Tensors, dict[str, Any]]:
+    """Which of its tensors a worker has otherwise than worker 0, as `worker-3/…`; and by rank states that differ."""
     home = {name: value.detach().to("cpu").contiguous() for name, value in own.items()}
-    mine = {
-        name: zlib.crc32(value.view(-1).view(torch.uint8).numpy().tobytes()) for name, value in home.items()
-    }
+    mine = {name: zlib.crc32(value.view(-1).view(torch.uint8).numpy().data) for name, value in home.items()}
     everyone = [msgspec.json.decode(row) for row in world.gather(msgspec.json.encode([mine, states]))]
     first, first_states = everyone[0]
-    differing = {name: home[name] for name, digest in mine.items() if first.get(name) != digest}
-    found: Tensors = {}
-    for rank in range(1, world.size):  # one after the other: nobody needs room for all of them at once
-        blob = world.gather(_packed(differing) if world.rank == rank else b"")[rank]
-        if world.rank == 0:
-            found |= {f"worker-{rank}/{name}": value for name, value in _unpacked(blob).items()}
-    others = {str(rank): own for rank, (_, own) in enumerate(everyone) if own != first_states}
-    return found, others
+    apart = {
+        f"worker-{world.rank}/{name}": home[name]
+        for name, digest in mine.items()
+        if first.get(name) != digest
+    }
+    return apart, {str(rank): theirs for rank, (_, theirs) in enumerate(everyone) if theirs != first_states}
 
 
 def hand_out_apart(saved: Tensors, world: World) -> Tensors:
-    """The inverse: from worker 0 to each of the others what was its own."""
+    """Where a checkpoint was read: from worker 0 to each of the others what was its own."""
     mine: Tensors = {}
     for rank in range(1, world.size):
         prefix = f"worker-{rank}/"

@@ -3,13 +3,15 @@
 A gradient vector per worker would cost the most memory of all, so there is only the sum. The workers add to each span
 of it in turn: the one after its owner begins, the owner is last. With a turn for every worker at some span, all
 are busy at once, and the order of the additions is always the same. What the owner adds itself stays where autograd
-left it until the span is updated, when the sum is in the cache anyway, as far as `KEPT_BYTES` allow.
+left it until the span is updated, when the sum is in the cache anyway, as far as `KEPT_BYTES` allow. With `before_gate`
+it is added earlier: when the step comes to its gate the sum is complete, in memory that everyone sees, and whoever
+dies after that, the others can finish the step.
 
 Autograd finishes gradients roughly in the order of the flat vector, and turns are taken in exactly that order: a worker
 only has to know how far the one before it has come, which is one number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +19,9 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
+from manyhands.replica.factors import Factors
 from manyhands.replica.layout import Layout, Span
+from manyhands.replica.tables import Tables
 
 KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients for the owners' late additions
 
@@ -28,8 +32,22 @@ Piece = tuple[Tensor, int, int]  # where to add, and which elements of the param
 class Gradients:
     """One step's gradients of this worker on their way into `total`; `owners[i]` is the worker that owns span i."""
 
-    def __init__(self, layout: Layout, total: Tensor, owners: Sequence[int], host: Host | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        total: Tensor,
+        owners: Sequence[int],
+        host: Host | None,
+        factors: Factors | None = None,
+        tables: Tables | None = None,
+        *,
+        before_gate: bool = False,
+    ) -> None:
         self.total = total
+        self.factors = factors
+        self._factored: Container[int] = ()  # parameters whose gradients come as factors in this step
+        self._before_gate = before_gate
+        self._tables = tables  # where gradients of some rows need not become whole
         self.arrived = bytearray(len(layout.places))
         self._layout = layout
         self._index, self._workers = (host.index, host.size) if host else (0, 1)
@@ -59,6 +77,11 @@ class Gradients:
         """A new step; `on_ready` is told of each owned span as soon as it is complete, in their order."""
         self.arrived[:] = bytes(len(self.arrived))
         self._on_ready = on_ready
+        if self.factors:
+            # Spans that leave before the others' backward passes have ended are added up as they come.
+            self._factored = self.factors.layers if not on_ready else ()
+            self.factors.begin()
+        self._adds_early = on_ready is not None or self._before_gate
         self._all_here = False
         self._private_bytes = 0
         self._turn = 0  # the next turn to take
@@ -66,28 +89,60 @@ class Gradients:
         self._completed = bytearray(len(self._layout.spans))
         self._to_announce = list(self._owned) if on_ready else []
 
-    def arrive(self, index: int, grad: Tensor) -> None:
-        """A parameter's gradient is there, and will not change any more; takes possession of it."""
+    def offer(self, index: int, inputs: Tensor, outputs: Tensor) -> bool:
+        """Factors of a part of a parameter's gradient; says whether they are taken."""
+        if index not in self._factored:
+            return False
+        assert self.factors is not None
+        self.factors.add(index, inputs, outputs)
+        return True
+
+    def arrive(self, index: int, grad: Tensor | None) -> None:
+        """A parameter's gradient is there, and will not change any more; takes possession of it.
+
+        Without a matrix, all of it has been offered as factors.
+        """
+        if index in self._factored:
+            assert self.factors is not None
+            self.arrived[index] = 1
+            if grad is not None:
+                self.factors.spill(index, grad)
+            self._take_turns()
+            return
+        if grad is None:
+            return
         if self.arrived[index]:
             self._arrive_again(index, grad)
             return
         self.arrived[index] = 1
-        self._private[index] = grad.reshape(-1)
-        self._private_bytes += grad.nbytes
+        grad = self._flat(index, grad)
+        self._private[index] = grad
+        self._private_bytes += _size_bytes(grad)
         self._take_turns()
-        if self._on_ready or self._private_bytes > self._kept_limit:
+        if self._adds_early or self._private_bytes > self._kept_limit:
             self._add_own()
             while self._private_bytes > 2 * self._kept_limit and self._wait_for_turn():
                 self._take_turns()
                 self._add_own()
+
+    def arrive_late(self) -> None:
+        """Parameters of which only earlier batches of this step have offered factors."""
+        if self.factors and self._factored:
+            for index in self.factors.layers:
+                self.arrived[index] |= self.factors.has(index)
+
+    def _flat(self, index: int, grad: Tensor) -> Tensor:
+        if grad.is_sparse and self._tables and self._layout.places[index].rows:
+            return grad.coalesce()
+        return (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
 
     def _arrive_again(self, index: int, grad: Tensor) -> None:
         """Re-entrant checkpointing runs several backward passes in one, each with a part of the gradient."""
         place = self._layout.places[index]
         kept = self._private[index]
         if kept is not None and self._turn <= index * (self._workers - 1):
-            self._private[index] = kept + grad.reshape(-1)
-        elif self._workers == 1 and not self._on_ready:
+            self._private[index] = kept + self._flat(index, grad)
+        elif self._workers == 1 and not self._on_ready and not grad.is_sparse:
             self.total[place.start : place.stop].add_(grad.reshape(-1))
         else:
             raise UsageError(
@@ -102,16 +157,36 @@ class Gradients:
         while self._turn < self._turn_count:
             self._wait_for_turn()
             self._take_turns()
-        if self._on_ready:
+        if self._adds_early:
             self._add_own()
             while self._next_own < len(self.arrived):
                 self._wait_for_turn()
                 self._add_own()
         if self._progress:
             self._steps_done += self._turn_count + 1
+            if self.factors and self.factors.spills:
+                with telemetry.timed("wait"):
+                    for peer in range(self._index):
+                        self._progress.wait_for(peer, self._steps_done)
+                self.factors.pour()
             self._progress.publish(self._steps_done)
             with telemetry.timed("wait"):
                 self._progress.wait(self._steps_done)
+
+    @property
+    def step(self) -> int:
+        """How many steps this worker has brought to the gate."""
+        return self._steps_done // (self._turn_count + 1)
+
+    def passed(self) -> int:
+        """How many steps all workers have brought to the gate, those that are gone included."""
+        assert self._progress
+        return min(self._progress.values()) // (self._turn_count + 1)
+
+    def recompute(self, span: Span) -> Tensor:
+        """The whole sum of a span, whoever owns it: for a step that has passed the gate."""
+        found = self._by_factors(span, self._scratch[: span.stop - span.start])
+        return self.total[span.slice] if found is None else found
 
     def _take_turns(self) -> None:
         """Add what the others wait for, as far as the turns have come."""
@@ -123,7 +198,7 @@ class Gradients:
             if number and not self._is_my_turn(turn):
                 break
             grad = self._private[index]
-            for into, start, stop in self._turns[index][number]:
+            for into, start, stop in () if index in self._factored else self._turns[index][number]:
                 if grad is None:
                     if not number:
                         into.zero_()
@@ -164,8 +239,8 @@ class Gradients:
             ready = (index + 1) * (self._workers - 1)
             if self._turn < ready or not self._is_my_turn(ready):
                 break
-            for piece in self._own[index].values():
-                self._add_last(index, piece)
+            for number in () if index in self._factored else self._own[index]:
+                self._add_last(index, number)
             self._next_own += 1
             if self._own[index]:
                 self._drop(index)
@@ -180,10 +255,12 @@ class Gradients:
         if self._completed[span.index]:
             return
         self._completed[span.index] = 1
+        if self._by_factors(span, self.total[span.slice]) is not None:
+            return
         with telemetry.timed("exchange"):
             for index in span.places:
                 if index >= self._next_own:
-                    self._add_last(index, self._own[index][span.index])
+                    self._add_last(index, span.index)
             self._drop_after(span)
 
     def complete_all(self) -> None:
@@ -192,6 +269,9 @@ class Gradients:
 
     def take(self, span: Span) -> Tensor:
         """After `finish`: the whole sum of an owned span, to be used at once; it need not get into `total`."""
+        scratch = self._scratch[: span.stop - span.start]
+        if not self._completed[span.index] and self._by_factors(span, scratch) is not None:
+            return scratch
         if self._completed[span.index] or span.places[0] < self._next_own:
             self.complete(span)
             return self.total[span.slice]
@@ -204,13 +284,19 @@ class Gradients:
                     self._drop_after(span)
                     return grad[start:stop]
             # Through memory that stays in the cache, where the optimizer will read it.
-            scratch = self._scratch[: span.stop - span.start]
             for start, stop in self._gaps[span.index]:
                 scratch[start:stop].zero_()
             for index in span.places:
                 self._add_into(scratch, span, index)
             self._drop_after(span)
             return scratch
+
+    def _by_factors(self, span: Span, into: Tensor) -> Tensor | None:
+        if span.places[0] not in self._factored:
+            return None
+        assert self.factors is not None
+        with telemetry.timed("compute"):
+            return self.factors.sum_of(span, into)
 
     def _add_into(self, scratch: Tensor, span: Span, index: int) -> None:
         """As `_add_last`, with the result elsewhere."""
@@ -233,10 +319,12 @@ class Gradients:
             if span.index == self._last_own[index]:
                 self._drop(index)
 
-    def _add_last(self, index: int, piece: Piece) -> None:
+    def _add_last(self, index: int, span: int) -> None:
         grad = self._private[index]
-        into, start, stop = piece
-        if self._workers == 1:
+        into, start, stop = self._own[index][span]
+        if self._tables and span in self._tables:
+            self._tables.write(span, grad)
+        elif self._workers == 1:
             if grad is None:
                 into.zero_()
             else:
@@ -247,8 +335,12 @@ class Gradients:
     def _drop(self, index: int) -> None:
         grad = self._private[index]
         if grad is not None:
-            self._private_bytes -= grad.nbytes
+            self._private_bytes -= _size_bytes(grad)
             self._private[index] = None
+
+
+def _size_bytes(grad: Tensor) -> int:
+    return grad.values().nbytes if grad.is_sparse else grad.nbytes
 
 
 def _gaps(layout: Layout, span: Span) -> list[tuple[int, int]]:

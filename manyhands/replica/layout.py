@@ -11,6 +11,7 @@ from math import prod
 
 ALIGN = 16  # elements: each parameter starts on a cache line of its own
 SMALLEST_SPAN = 4096  # elements: below this, the overhead of one more span outweighs sharing the work
+LARGEST_BLOCK = 1 << 24  # elements of a table: what travels whole at a pause fits a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,12 @@ class Shape:
     name: str
     shape: tuple[int, ...]
     group: int  # the optimizer's parameter group
-    whole: bool = False  # may not be split: its update or its gradients need all of it together
+    whole: bool = False  # may not be split: its update needs all of it together
+    rows: bool = False  # a table, such as an embedding's: a step has gradients of some of its rows only
+    factored: bool = (
+        False  # a matrix whose gradients come as factors: its spans are rows of it and nothing else
+    )
+    every: int = 1  # steps from one update to the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,9 @@ class Place:
     whole: bool
     start: int
     stop: int
+    rows: bool = False
+    factored: bool = False
+    every: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,21 +79,45 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
                 whole=shape.whole,
                 start=at,
                 stop=at + size,
+                rows=shape.rows,
+                factored=shape.factored,
+                every=shape.every,
             )
         )
         at += _aligned(size)
     pieces = max(1, -(-at // span_elements))
     pieces = -(-pieces // lanes) * lanes
     limit = max(_aligned(-(-at // pieces)), SMALLEST_SPAN)
-    return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit)), length=at)
+    return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit, lanes)), length=at)
 
 
-def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
-    """Spans of at most `limit` elements; only a parameter that must stay whole may make a longer one."""
+def slots(layout: Layout) -> list[slice]:
+    """By span: where the numbers of its places are in a table with a row for each place of each span."""
+    found, at = [], 0
+    for span in layout.spans:
+        found.append(slice(at, at + len(span.places)))
+        at += len(span.places)
+    return found
+
+
+def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[Span]:
+    """Spans of at most `limit` elements; only a table, and a parameter that must stay whole, may make longer ones.
+
+    The parameters of a span are updated equally often. A table has spans to itself, blocks of its rows, and so has a
+    matrix whose gradients come as factors.
+    """
     edges = [0]
-    for place in places:
+    for before, place in itertools.pairwise([None, *places]):
+        assert place is not None
         end = place.start + _aligned(place.stop - place.start)
-        if place.whole:
+        apart = before is not None and place.every != before.every
+        if (apart or place.rows or place.factored) and place.start > edges[-1]:
+            edges.append(place.start)
+        if place.rows:
+            edges += [*_row_edges(place, lanes), end]
+        elif place.factored:
+            edges += [*_matrix_edges(place, limit, lanes), end]
+        elif place.whole:
             if end - edges[-1] > limit and place.start > edges[-1]:
                 edges.append(place.start)
             if end - edges[-1] >= limit:
@@ -103,6 +136,26 @@ def _cut(places: Sequence[Place], length: int, limit: int) -> list[Span]:
         )
         for index, (start, stop) in enumerate(itertools.pairwise(edges))
     ]
+
+
+def _matrix_edges(place: Place, limit: int, lanes: int) -> list[int]:
+    """Where to cut a matrix between its rows, so that every lane gets about as many of them."""
+    height, width = place.shape
+    pieces = -(-height * width // limit)
+    pieces = -(-pieces // lanes) * lanes
+    cuts = sorted({height * piece // pieces for piece in range(1, pieces)} - {0, height})
+    return [place.start + row * width for row in cuts]
+
+
+def _row_edges(place: Place, lanes: int) -> range:
+    """Where a table is cut: into a block of rows for every lane, unless those would be too small or too large."""
+    if place.whole:
+        return range(0)
+    rows, columns = place.shape[0], prod(place.shape[1:])
+    blocks = min(lanes, max(1, rows * columns // SMALLEST_SPAN))
+    blocks = max(blocks, -(-rows // max(1, LARGEST_BLOCK // columns)))
+    block = -(-rows // blocks) * columns
+    return range(place.start + block, place.stop, block)
 
 
 def _aligned(size: int) -> int:

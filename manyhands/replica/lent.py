@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from manyhands.replica.layout import Layout
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lent:
     """Where the parameters are and where the gradients go; there is no optimizer state here."""
 
+    layout: Layout
     params: Tensor
     grads: Tensor
     fills: bool

@@ -17,6 +17,7 @@ class Neighbours:
     """The parameters of all workers of a host; whoever changes some holds the locks of their workers."""
 
     def __init__(self, host: Host) -> None:
+        self.ranks = host.ranks
         self.index = host.index
         self.size = host.size
         self._host = host

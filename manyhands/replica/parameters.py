@@ -1,6 +1,6 @@
 """Which parameters of a model are trained, and what kind they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +36,25 @@ def one_type(params: Sequence[Tensor]) -> tuple[torch.device, torch.dtype]:
 
 
 def sparse_ids(model: nn.Module) -> set[int]:
-    """The ids of the parameters that get gradients for some rows only."""
+    """The ids of the parameters of which a step has gradients of some rows only."""
     return {
         id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse
     }
 
 
-def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, lanes: int) -> Layout:
-    """Where the trained parameters lie in the flat vector: the same on everyone who has the same model."""
+def lay_out_model(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    span_bytes: int,
+    lanes: int,
+    every: Callable[[str], int] = lambda name: 1,
+    factored: Collection[int] = (),
+) -> Layout:
+    """Where the trained parameters lie in the flat vector: the same on everyone who has the same model.
+
+    Of the matrices whose ids are in `factored`, those that fill several spans are cut between rows.
+    """
     names, params = trained(model, optimizer)
     return lay_out_params(
         names,
@@ -53,6 +64,8 @@ def lay_out_model(model: nn.Module, optimizer: Optimizer, *, span_bytes: int, la
         sparse=sparse_ids(model),
         span_bytes=span_bytes,
         lanes=lanes,
+        every=every,
+        factored=factored,
     )
 
 
@@ -65,13 +78,23 @@ def lay_out_params(
     sparse: set[int],
     span_bytes: int,
     lanes: int,
+    every: Callable[[str], int] = lambda name: 1,
+    factored: Collection[int] = (),
 ) -> Layout:
     """The same for some parameters; the optimizer knows the `originals` that they stand for."""
     _, dtype = one_type(params)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     whole = not is_element_wise(optimizer)
     shapes = [
-        Shape(name=name, shape=tuple(p.shape), group=group_of[id(original)], whole=whole or id(p) in sparse)
+        Shape(
+            name=name,
+            shape=tuple(p.shape),
+            group=group_of[id(original)],
+            whole=whole,
+            rows=id(p) in sparse,
+            factored=not whole and id(p) in factored and p.nbytes >= 2 * span_bytes,
+            every=every(name),
+        )
         for name, p, original in zip(names, params, originals, strict=True)
     ]
     return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)

@@ -3,7 +3,8 @@
 A placement gives a replica another part: some of the layers, a slice of each of them, a shard of each parameter.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +13,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
+from manyhands.comm.comm import Comm
 from manyhands.replica.parameters import trained
 from manyhands.replica.piece import Piece
+from manyhands.replica.portions import pool
 
 Loss = Callable[[nn.Module, Any], Tensor]
+
+# Around each pass that computes gradients: told whether they are the last of the step for their parameters.
+Passing = Callable[[bool], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """This worker's part of one step: batches with their numbers of samples, and what all workers have together."""
 
-    parts: Sequence[tuple[Any, int]]
+    parts: Iterable[
+        tuple[Any, int]
+    ]  # where it is no sequence, they come one by one and nobody knows how many
     total: Callable[
         [], float
     ]  # asked for after the forward pass: by then the others have said how much they have
@@ -30,6 +38,10 @@ class Share:
     @property
     def samples(self) -> int:
         return sum(samples for _, samples in self.parts)
+
+    def pooled(self, comm: Comm, samples: int) -> list[tuple[Any, int]]:
+        """What all workers have in this step, in portions of at most so many samples; the same list on all."""
+        return pool(self.parts, comm, samples)
 
 
 class Part:
@@ -79,21 +91,22 @@ class Part:
 
     # Passes
 
-    def backward(self, share: Share, final: Callable[[bool], None]) -> float:
-        """Gradients of the share into the parameters; `final` is told whether those that follow are their last.
+    def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
+        """Gradients of the share into the parameters, each pass inside `passing`.
 
-        Returns the loss, summed over samples.
+        Returns the loss, summed over samples, and their number.
         """
-        value = 0.0
+        value, count = 0.0, 0
         with telemetry.timed("compute"):
             for number, (batch, samples) in enumerate(share.parts, start=1):
                 loss = self.loss(self.model, batch)
                 weight = samples / share.total()
-                final(number == len(share.parts))
-                # Weighting the loss weights every gradient, at no cost.
-                loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+                with passing(isinstance(share.parts, Sequence) and number == len(share.parts)):
+                    # Weighting the loss weights every gradient, at no cost.
+                    loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
                 value += loss.item() * samples
-        return value
+                count += samples
+        return value, count
 
     def judge(self, measure: Loss, batch: Any, samples: int) -> float:
         """A measure of the model on a batch, without gradients; the same on all workers of the replica."""

@@ -8,8 +8,8 @@ is the same code.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,16 +20,20 @@ from torch.optim import Optimizer
 from manyhands import telemetry
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
+from manyhands.replica.factors import Factors, LinearLayers, linear_weights
 from manyhands.replica.gradients import Gradients, OnReady
+from manyhands.replica.journal import Journal
 from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids
 from manyhands.replica.part import Loss, Part, Share
+from manyhands.replica.tables import Tables
 from manyhands.replica.updates import (
     Updates,
     hyper_parameters,
+    is_element_wise,
     needs_closure,
     set_hyper_parameters,
     vector_states,
@@ -58,6 +62,8 @@ class Replica:
         host: Host | None = None,
         neighbours: Neighbours | None = None,
         together: bool = True,
+        factored: bool = False,
+        journaled: bool = False,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -85,16 +91,26 @@ class Replica:
         self._index = self._host.index if self._host else 0
         self._workers = self._host.size if self._host else 1
         self.lanes = lanes or self._workers
+        # The state of other optimizers is not all vectors and numbers, and stays with the owners.
+        self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
         self._names, self.parameters = self.part.trained(optimizer)
         self._device, dtype = one_type(self.parameters)
-        self.layout = lay_out_params(
-            self._names,
-            self.parameters,
-            optimizer,
-            originals=self.part.originals(self.parameters),
-            sparse=sparse_ids(model),
-            span_bytes=span_bytes,
-            lanes=self.lanes,
+        # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
+        factored = factored and self._workers > 1 and not lent and clip_norm is None and not self.part.spread
+        weights = linear_weights(model) if factored else set()
+        self.layout = (
+            lent.layout
+            if lent
+            else lay_out_params(
+                self._names,
+                self.parameters,
+                optimizer,
+                originals=self.part.originals(self.parameters),
+                sparse=sparse_ids(model),
+                span_bytes=span_bytes,
+                lanes=self.lanes,
+                factored=weights,
+            )
         )
         # Flat order is last parameter first.
         self._names.reverse()
@@ -109,6 +125,7 @@ class Replica:
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
         self._last_part = False
+        self._passes_back = False
         self._clip_is_due = False
         self._deferred: list[Span] = []
         self._hooks: dict[int, Any] = {}
@@ -127,21 +144,43 @@ class Replica:
         self.params = lent.params if lent else claim(length, dtype)
         total = lent.grads if lent else self._vector(length, dtype)
         owners = [self._owner(span) for span in self.spans]
-        self._gradients = Gradients(self.layout, total, owners, self._host)
+        factors = None
+        if self._host and any(place.factored for place in self.layout.places):
+            factors = Factors(self.layout, total, self._host)
+        # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
+        self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
+        self._gradients = Gradients(
+            self.layout, total, owners, self._host, factors, self.tables, before_gate=self._journaled
+        )
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
         self._norms = self._vector(count + 1, dtype)  # and, last, the norm of them all
         # Per worker: how many parameters got no gradient in this step.
         self._missing = self._vector(self._workers, torch.int64, on_device=False).numpy()
-        sparse = sparse_ids(self.model)
         self.updates = Updates(
             self.optimizer,
             self.layout,
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
-            sparse=[index for index, param in enumerate(self.parameters) if id(param) in sparse],
+            numbers=self._table if self._journaled else None,
+            in_one_pass=self._journaled,
         )
+        self._journal: Journal | None = None
+        if self._host and self.updates.numbers is not None:
+            changed = [self.params, *self.updates.vectors.values()]
+            self._journal = Journal(
+                self.layout,
+                changed,
+                self.updates.numbers,
+                self._host.allocate,
+                owners=self._workers,
+                mine=self._index,
+            )
+            self._meetings = self._host.progress()
+
+    def _table(self, rows: int, columns: int) -> Tensor:
+        return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)
 
     def _given_states(self) -> dict[str, dict[str, Any]]:
         """The state that the user's optimizer already has, as far as it concerns this part."""
@@ -197,6 +236,11 @@ class Replica:
         return self._gradients.arrived
 
     @property
+    def takes_factors(self) -> bool:
+        """Whether gradients of some layers come as factors."""
+        return self._gradients.factors is not None
+
+    @property
     def spans(self) -> tuple[Span, ...]:
         return self.layout.spans
 
@@ -234,10 +278,27 @@ class Replica:
         pass may still read any of them, and a worker that dies before leaves the parameters as they were.
         """
         self._begin(on_ready)
-        value = self.part.backward(share, self._set_final)
+        with self._watched():
+            value, count = self.part.backward(share, self._passing)
         self._end()
         self.steps += 1
-        return value / share.samples if share.samples else float("nan")
+        return value / count if count else float("nan")
+
+    def _watched(self) -> AbstractContextManager[object]:
+        """While the gradients of large linear layers are taken as factors."""
+        factors = self._gradients.factors
+        if factors is None:
+            return nullcontext()
+        weights = {id(self.parameters[index]): index for index in factors.layers}
+        return LinearLayers(weights, self._offer)
+
+    def _offer(self, index: int, inputs: Tensor, outputs: Tensor) -> bool:
+        """Called by autograd in place of making a large gradient; the user's own passes get theirs as usual."""
+        if not self._passes_back or not self._gradients.offer(index, inputs, outputs):
+            return False
+        if self._last_part:
+            self._gradients.arrive(index, None)
+        return True
 
     def _begin(self, on_ready: OnReady | None) -> None:
         self._gradients.begin(on_ready)
@@ -249,9 +310,14 @@ class Replica:
             if param.requires_grad and index not in self._hooks and self.part.hooked:
                 self._hooks[index] = param.register_post_accumulate_grad_hook(partial(self._arrive, index))
 
-    def _set_final(self, is_last: bool) -> None:
-        """Whether the gradients that follow are the last of this step for their parameters."""
-        self._last_part = is_last
+    @contextmanager
+    def _passing(self, is_last: bool) -> Iterator[None]:
+        """While gradients are computed; whether they are the last of this step for their parameters."""
+        self._last_part, self._passes_back = is_last, True
+        try:
+            yield
+        finally:
+            self._passes_back = False
 
     def deliver(self, index: int, gradient: Tensor) -> None:
         """The whole of a parameter's gradient in this step, where autograd does not leave it in the parameter."""
@@ -264,13 +330,15 @@ class Replica:
         grad = param.grad
         param.grad = None
         if grad is not None:
-            self._gradients.arrive(index, grad.to_dense() if grad.is_sparse else grad)
+            self._gradients.arrive(index, grad)
 
     def _end(self) -> None:
         """All gradients of this worker are there: say which, and wait until that is true of every worker."""
+        self._last_part = True
         for index, param in enumerate(self.parameters):
             if param.grad is not None:  # used by an earlier batch of this step and not by the last one
                 self._arrive(index, param)
+        self._gradients.arrive_late()
         self._last_part = False
         arrived = self._gradients.arrived
         missing = len(arrived) - sum(arrived)
@@ -278,6 +346,9 @@ class Replica:
             self._flags[self._index].copy_(torch.frombuffer(arrived, dtype=torch.uint8))
         self._missing[self._index] = missing
         self._gradients.finish()
+        self._find_used()
+
+    def _find_used(self) -> None:
         self.used = self._flags.amax(0) if self._missing.any() else self._all_used
 
     @property
@@ -312,12 +383,65 @@ class Replica:
             self._clip_is_due = False
             factor = self._clip_factor(self._clip_norm)
             for span in self._deferred:
-                self._update(span, self._gradients.total[span.slice].mul_(factor))
+                self._update(span, self._gradients.total[span.slice] * factor)
             self._deferred.clear()
 
     def _update(self, span: Span, gradient: Tensor) -> None:
         with telemetry.timed("update"):
+            if self._journal:
+                self._journal.begin(span)
             self.updates.apply(span, gradient, self._skipped)
+            if self._journal:
+                self._journal.end(span, self._gradients.step)
+
+    @property
+    def is_journaled(self) -> bool:
+        """Whether the others can finish an update in which one of them dies."""
+        return self._journal is not None
+
+    @property
+    def begun(self) -> int:
+        """How many steps all workers of this replica have brought to where updates begin."""
+        return self._gradients.passed()
+
+    def recover(self, dead: Collection[int], *, attempt: int = 1) -> int:
+        """Some workers of this host (by local index) are gone for good; called by all others, who have left whatever
+        they were doing.
+
+        Makes the replica that of a whole step: of the last one that all workers, the dead included, have brought to
+        the gate. Returns how many steps that are. Afterwards every survivor alone can tell the whole state. If
+        this raises `PeerLost`, because another worker dies meanwhile, all call it again with all that are gone, and
+        with a higher `attempt`.
+        """
+        assert self._journal, "nobody can finish an update without a journal"
+        assert self._host
+        self._host.forget(dead)
+        survivors = [index for index in range(self._workers) if index not in dead]
+        meetings = itertools.count(attempt * 8)
+        self._meet(survivors, next(meetings))  # from here on nobody changes anything but below
+        steps = self._gradients.passed()
+        if self._index == survivors[0]:
+            for worker in sorted(dead):
+                self._journal.undo(worker)
+        self._meet(survivors, next(meetings))
+        left = self._journal.left(steps)
+        self._meet(survivors, next(meetings))  # everyone has the same list
+        self._find_used()
+        mine = left[survivors.index(self._index) :: len(survivors)]
+        self.updates.take_from_others(mine)
+        factor = self._recovered_factor() if mine else 1.0
+        for span in mine:
+            self._update(span, self._gradients.recompute(span) * factor)
+        self._meet(survivors, next(meetings))
+        self.updates.take_from_others(self.spans)
+        return steps
+
+    def _meet(self, survivors: Collection[int], meeting: int) -> None:
+        """All survivors have come as far; the meetings of one recovery have growing numbers."""
+        self._meetings.publish(meeting)
+        for peer in survivors:
+            if peer != self._index:
+                self._meetings.wait_for(peer, meeting)
 
     @property
     def used(self) -> Tensor:
@@ -349,18 +473,29 @@ class Replica:
             self._host.barrier()
         norm = self._norms[-1:]
         if self._index == 0:
-            # In the model's order, so that one worker gets the very bits of plain PyTorch.
-            norms = [
-                self._norms[index]
-                for index in reversed(range(len(self.parameters)))
-                if index not in skipped and counted[index]
-            ]
-            norm.copy_(torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(()))
+            norm.copy_(self._norm_of(list(self._norms[:-1])))
             if self._agree:
                 self._agree(norm)  # another processor may have rounded otherwise
         if self._host:
             self._host.barrier()
-        return torch.clamp(limit / (self.part.whole_norm(norm[0]) + 1e-6), max=1.0)
+        return _factor(limit, self.part.whole_norm(norm[0]))
+
+    def _recovered_factor(self) -> float | Tensor:
+        """The same as `_clip_factor`, by a survivor alone."""
+        if self._clip_norm is None:
+            return 1.0
+        total = self._gradients.total
+        norms = [torch.linalg.vector_norm(total[place.start : place.stop]) for place in self.layout.places]
+        return _factor(self._clip_norm, self._norm_of(norms))
+
+    def _norm_of(self, norms: Sequence[Tensor]) -> Tensor:
+        """The norm of the parameters' norms, in the model's order: one worker gets the very bits of plain PyTorch."""
+        used = [
+            norms[index]
+            for index, place in reversed(list(enumerate(self.layout.places)))
+            if index not in self._skipped and self.part.counts(place.name)
+        ]
+        return torch.linalg.vector_norm(torch.stack(used)) if used else torch.zeros(())
 
     def minimize(self, gradients: Callable[[], float]) -> float:
         """For optimizers that evaluate the loss several times in a step; `gradients` fills `grads` and returns it."""
@@ -377,6 +512,13 @@ class Replica:
         for param in self.parameters:
             param.grad = None
         return float(first) if first is not None else float("nan")
+
+    def descend(self) -> None:
+        """Plain gradient descent by this step's gradient, at the rates of the user's optimizer."""
+        grads = self.grads
+        for place in self.layout.places:
+            rate = float(self.optimizer.param_groups[place.group]["lr"])
+            self.params[place.start : place.stop].sub_(grads[place.start : place.stop], alpha=rate)
 
     @contextmanager
     def rate(self, factor: float) -> Iterator[None]:
@@ -443,10 +585,35 @@ class Replica:
         """Give up the optimizer's state, as if it had made no step yet."""
         self.updates.restore(list(self.owned), {})
 
-    def release(self) -> None:
-        """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
+    @property
+    def is_shared(self) -> bool:
+        """Whether the workers of the host have this replica in common."""
+        return self._home is not None
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether they share it and make every step together."""
+        return self._host is not None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this worker alone has it, all of it."""
+        return self._home is None and self.lent is None
+
+    def let_go(self) -> None:
+        """The model's gradients go elsewhere from now on; its parameters stay here."""
         for hook in self._hooks.values():
             hook.remove()
+        self._hooks.clear()
+
+    def take_back(self) -> None:
+        """The model's parameters are here again, after another replica had them."""
+        for param, place in zip(self.parameters, self.layout.places, strict=True):
+            param.data = self.params[place.start : place.stop].view(place.shape)
+
+    def release(self) -> None:
+        """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
+        self.let_go()
         with torch.no_grad():
             for param in [*self.parameters, *self.part.frozen({id(param) for param in self.parameters})]:
                 param.data = param.data.clone()
@@ -459,3 +626,8 @@ class Replica:
             self._home.barrier()
             if self.leads and self._home.size > 1:
                 self._home.arena.give_back(self._memory_from, self._memory_to)
+
+
+def _factor(limit: float, norm: Tensor) -> Tensor:
+    """As `clip_grad_norm_` has it."""
+    return torch.clamp(limit / (norm + 1e-6), max=1.0)

@@ -27,7 +27,7 @@ def spread(replica: Replica, comm: Comm, world: World) -> None:
     """Worker 0's parameters and buffers become everyone's."""
     # Parameters that live on servers come from there.
     for vector in [replica.constants] if replica.lent else [replica.params, replica.constants]:
-        _from_first(vector, replica, comm)
+        from_first(vector, replica, comm)
     world.host.barrier()
     with torch.no_grad():
         for buffer in replica.part.buffers():
@@ -84,21 +84,14 @@ def give_whole_state(
             optimizer.state[params[param]][name] = value
 
 
-def _from_first(vector: Tensor, replica: Replica, comm: Comm) -> None:
+def from_first(vector: Tensor, replica: Replica, comm: Comm) -> None:
     if vector.numel() and replica.leads:
         comm.copy_(vector)
 
 
 def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
     """Everything that this worker's next step depends on, what neighbours hold for it included; not the model."""
-    states: States = {}
-    loose: dict[str, Tensor] = {}
-    for param, values in replica.updates.export().items():
-        for name, value in values.items():
-            kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
-            states.setdefault(param, {})[name] = [kind, value if kind == NUMBER else None]
-            if isinstance(value, Tensor):
-                loose[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
+    states, loose = exported(replica)
     if owners_differ(replica):
         states, loose = _from_owners(states, loose, world)
     tensors = {f"optimizer/{name}": value for name, value in loose.items()}
@@ -108,6 +101,19 @@ def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
                 vector = replica.updates.vectors[name]
                 tensors[f"optimizer/{place.name}/{name}"] = vector[place.start : place.stop].view(place.shape)
     return tensors | {f"kept/{name}": vector for name, vector in replica.kept.items()}, states
+
+
+def exported(replica: Replica) -> tuple[States, dict[str, Tensor]]:
+    """What this worker knows of the optimizer's state, and the tensors that are not parts of vectors."""
+    states: States = {}
+    loose: dict[str, Tensor] = {}
+    for param, values in replica.updates.export().items():
+        for name, value in values.items():
+            kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
+            states.setdefault(param, {})[name] = [kind, value if kind == NUMBER else None]
+            if isinstance(value, Tensor):
+                loose[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
+    return states, loose
 
 
 def owners_differ(replica: Replica) -> bool:
@@ -151,7 +157,7 @@ def distribute(
                 saved = tensors.get(f"optimizer/{place.name}/{name}")
                 if saved is not None and tuple(saved.shape) == place.shape:
                     vector[place.start : place.stop] = saved.view(-1)
-        _from_first(vector, replica, comm)
+        from_first(vector, replica, comm)
     world.host.barrier()
     for name, vector in replica.updates.vectors.items():
         for place in replica.layout.places:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manyhands.replica.layout import Layout, Span
+from manyhands.errors import UsageError
+from manyhands.replica.layout import Layout, Span, slots
 
 ELEMENT_WISE: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -28,7 +29,13 @@ ELEMENT_WISE: tuple[type[Optimizer], ...] = (
     torch.optim.RMSprop,
     torch.optim.Rprop,
     torch.optim.ASGD,
+    torch.optim.SparseAdam,
 )
+
+# Those that PyTorch can also run in one pass over memory; the last bits of what comes out may differ.
+_IN_ONE_PASS: tuple[type[Optimizer], ...] = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+_REFUSED = (RuntimeError, TypeError, ValueError)  # what an optimizer raises that cannot take a gradient
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
 
@@ -74,21 +81,64 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def vector_states(optimizer: Optimizer) -> list[str]:
     """Names of the states that have one element per parameter element, found by trying a step on a toy."""
-    trial, step = twin(optimizer), bare_step(optimizer)
-    names: list[str] = []
+    return sorted(
+        {
+            name
+            for toy, state in _trials(optimizer)
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.shape == toy.shape and value.dtype == toy.dtype
+        }
+    )
+
+
+def number_states(optimizer: Optimizer) -> dict[str, torch.dtype]:
+    """Names of the states that are one number in a tensor, with its type."""
+    return {
+        name: value.dtype
+        for _, state in _trials(optimizer)
+        for name, value in sorted(state.items())
+        if isinstance(value, Tensor) and value.ndim == 0
+    }
+
+
+def _trials(optimizer: Optimizer) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
+    """For each parameter group a toy, and its state after one step."""
+    dense = torch.full((2, 2), 0.5)
     for group in optimizer.param_groups:
-        toy = torch.ones(2, 2)
-        toy.grad = torch.full_like(toy, 0.5)
-        trial.param_groups = [{**settings_of(group), "params": [toy]}]
-        try:
-            with torch.no_grad():
-                step(trial)
-        except (RuntimeError, TypeError, ValueError):
-            continue  # wants another shape or a closure: its state stays with the owner
-        for name, value in trial.state[toy].items():
-            if isinstance(value, Tensor) and value.shape == toy.shape and value.dtype == toy.dtype:
-                names.append(name)
-    return sorted(set(names))
+        for gradient in (dense, dense.to_sparse(1)):  # of those that take one kind only
+            trial, toy = twin(optimizer), torch.ones(2, 2)
+            try:
+                _try(trial, group, toy, gradient)
+            except _REFUSED:
+                continue  # wants another shape or a closure: its state stays with the owner
+            yield toy, trial.state[toy]
+            break
+
+
+def keeps_to_rows(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether an update by the gradient of some rows leaves the others alone, as with momentum it does not: found by
+    trying on a toy. Optimizers that take no such gradient are refused."""
+    trial, toy = twin(optimizer), torch.ones(2, 1)
+    group = {**group, "lr": 1.0} if "lr" in group else group  # a warm-up may begin with none
+    try:
+        _try(trial, group, toy, torch.tensor([[1.0], [0.0]]).to_sparse(1))
+        before = toy[0].clone()
+        _try(trial, group, toy, torch.tensor([[0.0], [1.0]]).to_sparse(1))
+    except _REFUSED as error:
+        raise UsageError(
+            f"{type(optimizer).__name__} does not take the gradients that nn.Embedding(sparse=True) gives ({error}); "
+            "use SGD or Adagrad without weight decay, SparseAdam, or sparse=False"
+        ) from None
+    return bool(before == toy[0])
+
+
+def _try(trial: Optimizer, group: Mapping[str, Any], toy: Tensor, gradient: Tensor) -> None:
+    """A step of a twin on one small tensor."""
+    toy.grad = gradient
+    trial.param_groups = [{**settings_of(group), "params": [toy]}]
+    # Not checked by default either; torch warns where nobody has said so.
+    with torch.no_grad(), torch.sparse.check_sparse_tensor_invariants(False):
+        bare_step(trial)(trial)
 
 
 class Updates:
@@ -100,44 +150,102 @@ class Updates:
         layout: Layout,
         params: Tensor,
         allocate: Callable[[str], Tensor] | None,
-        sparse: Iterable[int] = (),
+        numbers: Callable[[int, int], Tensor] | None = None,
+        in_one_pass: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._twin = twin(optimizer)
         self._step = bare_step(optimizer)
         self._layout = layout
         self._params = params
-        self._sparse = frozenset(sparse)
+        self.in_one_pass = in_one_pass and type(optimizer) in _IN_ONE_PASS
         # One copy per host, visible to all its workers: whoever owns a span writes its part of these.
         names = vector_states(optimizer) if allocate else []
         self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
         self._pieces: dict[int, list[_Piece]] = {}
+        # What the state has beside vectors, by place of a span, for whoever has to go on with another's spans: whether
+        # there is any, and the numbers.
+        self._number_names = number_states(optimizer) if numbers else {}
+        self._slots = slots(layout)
+        self.numbers = numbers(self._slots[-1].stop, 1 + len(self._number_names)) if numbers else None
+        self._kept_to_rows: dict[str, bool] = {}  # by settings
+        if not needs_closure(optimizer):  # else it gets whole vectors
+            for place in layout.places:
+                if place.rows:
+                    self.keeps_to_rows(place.group)
+
+    def keeps_to_rows(self, group: int) -> bool:
+        """Whether an update by the gradient of some rows leaves the others alone, with the settings as they are now."""
+        found = self._optimizer.param_groups[group]
+        key = repr([(name, value) for name, value in settings_of(found).items() if name != "lr"])
+        if key not in self._kept_to_rows:
+            self._kept_to_rows[key] = keeps_to_rows(self._optimizer, found)
+        return self._kept_to_rows[key]
 
     def apply(self, span: Span, gradient: Tensor, skipped: frozenset[int] = frozenset()) -> None:
-        """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone."""
+        """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone.
+
+        The gradient is a vector, or, of a block of a table, a sparse tensor of some rows.
+        """
         pieces = self._pieces.get(span.index)
         if pieces is None:
             pieces = self._pieces[span.index] = self._cut(span)
         if not skipped.isdisjoint(span.places):
             pieces = self._pieces[span.index] = [part for piece in pieces for part in self._split(piece)]
-        groups: dict[int, list[Tensor]] = {}
+        groups: dict[tuple[int, bool], list[Tensor]] = {}
         for piece in pieces:
             if skipped and skipped.issuperset(piece.places):
                 continue
-            found = gradient[piece.slice.start - span.start : piece.slice.stop - span.start]
-            found = found.view(piece.tensor.shape)
-            piece.tensor.grad = found.to_sparse(1) if piece.sparse else found
-            groups.setdefault(piece.group, []).append(piece.tensor)
+            piece.tensor.grad = _gradient_of(piece, span, gradient)
+            # Kernels that update in one pass want momentum of all tensors or of none.
+            has_state = bool(self._twin.state.get(piece.tensor))
+            groups.setdefault((piece.group, has_state), []).append(piece.tensor)
         self._twin.param_groups = [
-            {**settings_of(self._optimizer.param_groups[group]), "params": tensors}
-            for group, tensors in groups.items()
+            {**self._settings(group, is_dense=not gradient.is_sparse), "params": tensors}
+            for (group, _), tensors in groups.items()
         ]
         with torch.no_grad():
             self._step(self._twin)
         for piece in pieces:
             piece.tensor.grad = None  # the gradient's memory is not ours
-            if not piece.adopted:
+            is_new = not piece.adopted
+            if is_new:
                 self._adopt(piece)
+            if self.numbers is not None and (is_new or self._number_names):
+                self._note(span, piece)
+
+    def _settings(self, group: int, *, is_dense: bool) -> dict[str, Any]:
+        settings = settings_of(self._optimizer.param_groups[group])
+        chosen = [settings.get(name) for name in ("fused", "foreach", "differentiable", "capturable")]
+        if self.in_one_pass and is_dense and not any(chosen) and not isinstance(settings["lr"], Tensor):
+            settings["fused"] = True
+        return settings
+
+    def _note(self, span: Span, piece: "_Piece") -> None:
+        """Write down the numbers of a piece's state where the others see them."""
+        assert self.numbers is not None
+        state = self._twin.state.get(piece.tensor, {})
+        row = [float(bool(state)), *(float(state.get(name, 0.0)) for name in self._number_names)]
+        first = self._slots[span.index].start + span.places.index(piece.places[0])
+        self.numbers[first : first + len(piece.places)] = torch.tensor(row, dtype=self.numbers.dtype)
+
+    def take_from_others(self, spans: Iterable[Span]) -> None:
+        """Go on with spans that others have updated until now: all their state is where everyone sees it."""
+        assert self.numbers is not None
+        for span in spans:
+            rows = self.numbers[self._slots[span.index]].tolist()
+            known = {
+                self._layout.places[index].name: {
+                    **dict.fromkeys(self.vectors),
+                    **{
+                        name: torch.tensor(value, dtype=dtype)
+                        for (name, dtype), value in zip(self._number_names.items(), values, strict=True)
+                    },
+                }
+                for index, (has_state, *values) in zip(span.places, rows, strict=True)
+                if has_state
+            }
+            self._restore(span, known)
 
     def _cut(self, span: Span) -> list["_Piece"]:
         """The fewest pieces: neighbours of one parameter group become one, unless they must stay whole."""
@@ -155,9 +263,9 @@ class Updates:
     def _piece(self, places: tuple[int, ...], start: int, stop: int) -> "_Piece":
         place = self._layout.places[places[0]]
         tensor = self._params[start:stop]
-        if place.whole:
-            tensor = tensor.view(place.shape)
-        return _Piece(places, slice(start, stop), tensor, place.group, place.whole, places[0] in self._sparse)
+        if place.whole or place.rows:
+            tensor = tensor.view(place.shape if place.whole else (-1, *place.shape[1:]))
+        return _Piece(places, slice(start, stop), tensor, place.group, place.whole, place.rows)
 
     def _split(self, piece: "_Piece") -> list["_Piece"]:
         """One piece per parameter, each with its part of the state: needed once they are not all updated alike."""
@@ -191,7 +299,7 @@ class Updates:
                 and value.dtype == vector.dtype
             ):
                 home = vector[piece.slice].view(value.shape)
-                state[name] = home.copy_(value)
+                state[name] = home.copy_(value.to_dense() if value.is_sparse else value)
         piece.adopted = True
 
     def export(self) -> dict[str, dict[str, Any]]:
@@ -212,7 +320,7 @@ class Updates:
         for place in self._layout.places:
             for name, value in given.get(place.name, {}).items():
                 if name in self.vectors and isinstance(value, Tensor) and tuple(value.shape) == place.shape:
-                    self.vectors[name][place.start : place.stop] = value.flatten()
+                    self.vectors[name][place.start : place.stop] = value.to_dense().flatten()
                     value = None
                 states.setdefault(place.name, {})[name] = value
         if states:
@@ -223,44 +331,57 @@ class Updates:
         self._pieces.clear()
         self._twin.state.clear()
         for span in spans:
-            pieces = self._cut(span)
-            uneven = any(
-                states.get(self._layout.places[i].name)
-                != states.get(self._layout.places[piece.places[0]].name)
-                for piece in pieces
-                for i in piece.places
-                if not piece.whole
-            )
-            if uneven:
-                pieces = [part for piece in pieces for part in self._split(piece)]
-            self._pieces[span.index] = pieces
-            for piece in pieces:
-                known = states.get(self._layout.places[piece.places[0]].name, {})
-                for name, value in known.items():
-                    if value is None and name in self.vectors:
-                        value = self.vectors[name][piece.slice].view(piece.tensor.shape)
-                    elif isinstance(value, Tensor):
-                        value = value.clone()
-                    self._twin.state[piece.tensor][name] = value
-                piece.adopted = bool(known)
+            self._restore(span, states)
+
+    def _restore(self, span: Span, states: Mapping[str, Mapping[str, Any]]) -> None:
+        pieces = self._cut(span)
+        uneven = any(
+            states.get(self._layout.places[i].name) != states.get(self._layout.places[piece.places[0]].name)
+            for piece in pieces
+            for i in piece.places
+            if not piece.whole
+        )
+        if uneven:
+            pieces = [part for piece in pieces for part in self._split(piece)]
+        for old in self._pieces.get(span.index, ()):
+            self._twin.state.pop(old.tensor, None)
+        self._pieces[span.index] = pieces
+        for piece in pieces:
+            known = states.get(self._layout.places[piece.places[0]].name, {})
+            for name, value in known.items():
+                if value is None and name in self.vectors:
+                    value = self.vectors[name][piece.slice].view(piece.tensor.shape)
+                elif isinstance(value, Tensor):
+                    value = value.clone()
+                self._twin.state[piece.tensor][name] = value
+            piece.adopted = bool(known)
+            if self.numbers is not None:
+                self._note(span, piece)
 
 
 def _same_memory(value: Any, home: Tensor) -> bool:
     return isinstance(value, Tensor) and value.data_ptr() == home.data_ptr() and value.numel() == home.numel()
 
 
+def _gradient_of(piece: "_Piece", span: Span, gradient: Tensor) -> Tensor:
+    if gradient.is_sparse:
+        return gradient  # a block of a table is all that is in its span
+    found = gradient[piece.slice.start - span.start : piece.slice.stop - span.start].view(piece.tensor.shape)
+    return found.to_sparse(1) if piece.rows else found
+
+
 class _Piece:
     """A part of a span that the optimizer treats as one tensor."""
 
     def __init__(
-        self, places: tuple[int, ...], where: slice, tensor: Tensor, group: int, whole: bool, sparse: bool
+        self, places: tuple[int, ...], where: slice, tensor: Tensor, group: int, whole: bool, rows: bool
     ) -> None:
         self.places = places
         self.slice = where
         self.tensor = tensor
         self.group = group
         self.whole = whole
-        self.sparse = sparse
+        self.rows = rows
         self.adopted = False
 
 

@@ -51,13 +51,17 @@ class HostServers:
         if self._line:
             self._line.finish()
 
+    def flush(self) -> None:
+        if self._line:
+            self._line.flush()
+
     def settle(self) -> None:
         if self._line:
             self._line.settle()
 
-    def pull(self) -> None:
+    def pull(self, *, whole: bool = True) -> None:
         if self._line:
-            self._line.pull()
+            self._line.pull(whole=whole)
         self._host.barrier()
 
     def leave(self, take_part: Callable[[Share], object]) -> None:

@@ -1,8 +1,9 @@
 """A worker's side of the servers: push gradients, pull parameters, wait."""
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,35 +11,52 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.errors import UsageError
+from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.layout import Span
 from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
+from manyhands.servers.diary import Notes, round_key
+from manyhands.servers.kept_back import KeptBack
 from manyhands.servers.messages import (
+    Add,
     Answer,
+    Applied,
     AskReport,
+    AskStanding,
     AskState,
     Bye,
+    Combine,
     Done,
     Finish,
     GiveState,
     Hello,
     Leave,
+    Measure,
+    Meet,
     Norm,
+    Number,
+    Offer,
+    Portion,
     Pull,
     Push,
     Put,
     Refusal,
     Report,
     Request,
+    Resolve,
     Scale,
+    Standing,
     State,
+    Take,
     Values,
     answer,
     encode,
 )
+from manyhands.servers.minimizer import Minimizer
+from manyhands.servers.outgoing import Outgoing
 from manyhands.servers.ownership import Group
+from manyhands.servers.rows import as_table, unpack
 
 
 class Line(Protocol):
@@ -51,11 +69,13 @@ class Line(Protocol):
 
     def take(self, *, wait: bool) -> tuple[bytes, Tensor | None] | None: ...
 
+    def fds(self) -> Iterator[int]: ...
+
     def close(self) -> None: ...
 
 
 class Servers:
-    """All servers of the run, as one worker sees them.
+    """All servers of the run, or of one server group among several, as one of their workers sees them.
 
     `params` and `grads` are the worker's flat vectors. What servers of this host own lies in common memory, the very
     vectors that they update; where all servers are here, these are `params` itself and a pull moves nothing.
@@ -72,40 +92,68 @@ class Servers:
         grads: Tensor,
         common: Callable[[str], Tensor] | None,
         versions: Tensor | None,
+        near: Collection[int],
         in_place: bool,
         clip_norm: float | None,
         digest: int,
+        generation: int = 0,
+        workers: int = 0,
+        notes: Notes | None = None,
     ) -> None:
-        self.worker = worker
+        self.worker = worker  # its number among those that these servers serve
+        self.parties = rule.parties
         self.groups = tuple(groups)
         self.params = params
         self.grads = grads
         self._lines = lines
         self._rule = rule
         self._common = common
+        self._near = near
         self.in_place = in_place
         self._clip_norm = clip_norm
         self._versions = versions.numpy() if versions is not None else None
         self._last_span = {group.spans[-1].index: group for group in groups}
         self._numbers = itertools.count(1)
-        self._steps = 0
+        self._steps = 0  # since all workers last paused
+        self._pushed: set[int] = set()  # the servers to which something was pushed in this step
+        self._kept_back = {group.index: KeptBack() for group in groups if group.every > 1}
         self._samples = 1  # of the step that is under way
+        self._given: Sequence[int] = ()  # by parameter: whether what is pushed has a gradient of it
         self.speaks_for = 1  # workers
         self._late: list[Group] = []  # complete, and not yet pushed
         self._seen = [0] * len(groups)
         self._unanswered: set[int] = set()  # groups pushed and not yet applied
         self._norms: dict[int, float] = {}  # by server: squares, of gathered gradients that are to be limited
-        self._arrived: dict[int, tuple[Values, Tensor | None]] = {}
+        self._arrived: list[tuple[Values, Tensor | None]] = []  # and not yet put in place
         self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
+        self._minimizer: Minimizer | None = None
         self._closed = False
+        self.rounds = 0  # steps that were gathered from all workers and applied
+        self._generation = generation
+        self._notes = notes  # for a server that has to take over from one that died
         for line in lines:
-            line.send(encode(Hello(number=self._number(), worker=worker, digest=digest, secret=line.secret)))
+            hello = Hello(
+                number=self._number(),
+                worker=worker,
+                digest=digest,
+                secret=line.secret,
+                generation=generation,
+                workers=workers,
+            )
+            line.send(encode(hello))
         for line in lines:
             self._answer_of(line, Done)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker speaks for all that these servers serve, where one must."""
+        return self.worker == 0
 
     def bind(self, replica: Replica) -> None:
         """The replica whose gradients are pushed; its optimizer says with which settings."""
         self._replica = replica
+        self._outgoing = Outgoing(self.grads, replica.tables)
+        self._given = replica.arrived
         self._settings = named_numbers(replica.optimizer)
 
     # One step
@@ -123,21 +171,37 @@ class Servers:
             self._arrived.clear()
             self._seen = self._versions.tolist()
             return
-        for index, (values, vector) in self._arrived.items():
-            self._place(self.groups[index], "params", self.params, vector)
-            self._seen[index] = values.version
+        for values, vector in self._arrived:
+            self._place(values, self.params, vector)
+            self._seen[values.group] = values.version
         self._arrived.clear()
 
-    def _place(self, group: Group, name: str, target: Tensor, vector: Tensor | None) -> None:
-        """What a server sent, or what it has in common memory."""
+    def _place(self, values: Values, target: Tensor, vector: Tensor | None) -> None:
+        """What a server sent, or what it has in common memory; of a table it may be some rows."""
+        group = self.groups[values.group]
+        home = target[group.slice]
         if vector is not None:
-            target[group.slice] = vector.view(target.dtype)
+            source = vector.view(target.dtype)
         elif self._common is not None and not self.in_place:
-            target[group.slice] = self._common(name)[group.slice]
+            source = self._common(values.vector)[group.slice]
+        else:
+            return
+        if values.rows is None:
+            home.copy_(source)
+            return
+        numbers = unpack(values.rows, group.table)
+        assert group.table is not None
+        rows = (
+            source.view(-1, group.table.columns)
+            if vector is not None
+            else as_table(source, group.table)[numbers]
+        )
+        as_table(home, group.table)[numbers] = rows
 
     def held(self, share: Share) -> Share:
         """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
         self._samples = share.samples
+        self._given = self._replica.arrived
         self._settings = named_numbers(self._replica.optimizer)
 
         def total() -> float:
@@ -154,42 +218,79 @@ class Servers:
         if group is None:
             return
         # Where neighbours add to the gradients, what is missing here may have come from them: known at the end.
-        if self._clips_itself or (self.speaks_for > 1 and self._missing(group, self._replica.arrived)):
+        if self._clips_itself or (self.speaks_for > 1 and self._missing(group, self._given)):
             self._late.append(group)
         else:
-            self._send(group, self._replica.arrived)
+            self._send(group, self._given)
+
+    def give(self, gradient: Tensor, used: Tensor) -> None:
+        """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
+        self.settle()
+        self._outgoing.become(gradient)
+        given = self._given = used.tolist()
+        self._samples = int(any(given))
+        self._settings = named_numbers(self._replica.optimizer)
+        for span in self._replica.spans:
+            self.push(span)
+        self.finish(given)
 
     def _missing(self, group: Group, arrived: Sequence[int]) -> set[int]:
         return {place for span in group.spans for place in span.places if not arrived[place]}
 
     def _send(self, group: Group, arrived: Sequence[int]) -> None:
-        missing = self._missing(group, arrived)
+        missing, seen = self._missing(group, arrived), self._seen[group.index]
+        kept_back = self._kept_back.get(group.index)
+        if kept_back is None:
+            self._send_push(group, missing, seen, self._samples)
+            return
+        kept_back.add(self._outgoing.of(group) if self._samples else None, missing, seen)
+        if kept_back.steps == group.every:
+            self._send_mean(group, kept_back)
+
+    def _send_mean(self, group: Group, kept_back: KeptBack) -> None:
+        mean = kept_back.take()
+        if mean.gradient is None:
+            self._send_push(group, mean.missing, mean.seen, 0)
+            return
+        self._outgoing.put(group, mean.gradient)
+        self._send_push(group, mean.missing, mean.seen, max(1, self._samples))
+
+    def _send_push(self, group: Group, missing: set[int], seen: int, samples: int) -> None:
+        vector: Tensor | None = None
+        rows: bytes | None = None
+        if samples:
+            vector, rows = self._outgoing.packed(group, travels=group.server not in self._near)
         push = Push(
             number=self._number(),
             group=group.index,
             step=self._steps,
-            seen=self._seen[group.index],
-            samples=self._samples,
+            seen=seen,
+            samples=samples,
             missing=tuple(sorted(missing)),
+            rows=rows,
             settings=self._news(group.server),
         )
+        if self._notes:
+            key = round_key(self._generation, self.rounds + 1)
+            self._notes.push(self.worker, group, round_key=key, samples=samples, missing=missing)
         self._unanswered.add(group.index)
-        self._lines[group.server].send(encode(push), self.grads[group.slice] if self._samples else None)
+        self._lines[group.server].send(encode(push), vector)
+        self._pushed.add(group.server)
         telemetry.count("pushes", 1)
         self._listen()
 
     def _news(self, server: int) -> list[dict[str, list[float]]] | None:
         """The optimizer's settings, if this server has not heard them yet: worker 0's hold for all."""
-        if self.worker:
+        if not self.leads:
             return None
         if self._settings == self._told[server]:
             return None
         self._told[server] = self._settings
         return self._settings
 
-    def finish(self) -> None:
+    def finish(self, used: Sequence[int] | None = None) -> None:
         """All gradients of this step are pushed; with gathered gradients, the step ends when all have its result."""
-        used = self._replica.used.tolist()
+        used = self._replica.used.tolist() if used is None else used
         if self.speaks_for > 1:
             self._samples = max(1, self._samples) if any(used) else 0  # neighbours may have had some
         if self._clips_itself:
@@ -197,11 +298,30 @@ class Servers:
         for group in self._late:
             self._send(group, used)
         self._late.clear()
+        self._end_step()
+
+    def flush(self) -> None:
+        """Push what was kept back, as a step of its own: nothing is left behind at a pause."""
+        waiting = [group for group in self.groups if group.every > 1 and self._kept_back[group.index].steps]
+        if waiting:
+            self.settle()
+            for group in waiting:
+                self._send_mean(group, self._kept_back[group.index])
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if self._rule.bound is not None and not self._rule.gathers:
+            # Only a push is answered, and only by its answers does a server hold a worker to the bound.
+            for group in self.groups:
+                if group.server not in self._pushed:
+                    self._send_push(group, set(), self._seen[group.index], 0)
         for line in self._lines:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
+        self._pushed.clear()
         if self._rule.gathers:
             self.wait()
+            self.rounds += 1
 
     # The norm of gathered gradients is known to the servers together. They tell one of those who pushed them, who puts
     # it together while it waits. Without gathering each worker limits its own gradient, before it is pushed.
@@ -225,7 +345,7 @@ class Servers:
     def _tell_scale(self) -> None:
         """One server has told this worker, so all will."""
         assert self._clip_norm is not None
-        owners = sorted({group.server for group in self.groups})
+        owners = sorted({self.groups[index].server for index in self._unanswered})
         for server in owners:
             while server not in self._norms:
                 self._hear(self._lines[server])
@@ -245,40 +365,89 @@ class Servers:
                             self._tell_scale()
                         self._hear(self._lines[self.groups[index].server])
 
+    # An evaluation of the loss that the workers divide among them, for an optimizer that only one of them runs
+
+    def minimize(self, gradient: Callable[[], float]) -> float:
+        """One step of the user's L-BFGS; `gradient` has all workers evaluate the loss where the parameters are now."""
+        self._minimizer = self._minimizer or Minimizer(self._replica.optimizer, self, self._clip_norm)
+        return self._minimizer.minimize(gradient)
+
+    def offer(self, portions: int) -> None:
+        """Begin an evaluation of so many portions, or end the step with none; all that was asked before is done."""
+        self._ask(lambda: Offer(number=self._number(), portions=portions))
+
+    def take(self) -> int | None:
+        """The next portion; None when there is none left."""
+        self._lines[0].send(encode(Take(number=self._number())))
+        said = self._answer_of(self._lines[0], Portion)
+        assert isinstance(said, Portion)
+        return said.index
+
+    def add(self) -> None:
+        """Add this worker's gradient to that of the evaluation; returns when it is there."""
+        grads = self._replica.grads
+        for group in self.groups:
+            message = Add(number=self._number(), group=group.index)
+            self._lines[group.server].send(encode(message), grads[group.slice])
+            telemetry.count("pushes", 1)
+        for group in self.groups:
+            self._answer_of(self._lines[group.server], Done)
+
+    def combine(self, vector: str, terms: list[tuple[str, float]], forgotten: list[str]) -> None:
+        """A vector on the servers becomes a sum of multiples of vectors."""
+        for line in self._lines:
+            message = Combine(number=self._number(), vector=vector, terms=terms, forgotten=forgotten)
+            line.send(encode(message))
+
+    def measure(self, kind: str, one: str, other: str) -> list[float]:
+        """A number of two vectors, from every server."""
+        said = self._ask(lambda: Measure(number=self._number(), kind=kind, one=one, other=other))
+        return [number.value for number in said if isinstance(number, Number)]
+
     # What is not a step
+
+    def meet(self) -> None:
+        """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
+        if self.leads:
+            self._ask(lambda: Meet(number=self._number()))
 
     def leave(self, take_part: Callable[[Share], object]) -> None:
         """Nobody need wait for this worker until all workers have paused."""
+        self.flush()
         self._ask(lambda: Leave(number=self._number()))
         # What this worker still waited for, to go on, has been answered by now.
         self._listen()
         self._put_in_place()
         self._steps = 0
 
-    def pull(self) -> None:
-        """All parameters as the servers have them now."""
-        self._fetch("params", self.params)
+    def pull(self, *, whole: bool = True) -> None:
+        """All parameters as the servers have them now; of tables only what is news, if not `whole`."""
+        self._arrived += self._fetch("params", whole)
+        self._put_in_place()
+        telemetry.count("pulls", 1)
 
     def vector(self, name: str) -> Tensor:
         """An optimizer state as the servers have it; in common memory where all servers are here."""
         target = self._common(name) if self._common and self.in_place else torch.zeros_like(self.params)
-        self._fetch(name, target)
+        for values, vector in self._fetch(name):
+            self._place(values, target, vector)
         return target
 
-    def _fetch(self, name: str, target: Tensor) -> None:
+    def _fetch(self, name: str, whole: bool = True) -> list[tuple[Values, Tensor | None]]:
         for group in self.groups:
-            message = Pull(number=self._number(), group=group.index, vector=name)
+            message = Pull(number=self._number(), group=group.index, vector=name, whole=whole)
             self._lines[group.server].send(encode(message))
         wanted = {group.index for group in self.groups}
+        found: list[tuple[Values, Tensor | None]] = []
         while wanted:
             said, vector = self._next(self._lines[self.groups[min(wanted)].server])
-            if isinstance(said, Values) and said.vector == name and said.group in wanted:
+            late = isinstance(said, Values) and said.group in self._unanswered  # the answer to a push
+            if isinstance(said, Values) and said.vector == name and said.group in wanted and not late:
                 wanted.remove(said.group)
-                if name == "params":
-                    self._seen[said.group] = said.version
-                self._place(self.groups[said.group], name, target, vector)
+                found.append((said, vector))
             else:
                 self._note(said, vector)
+        return found
 
     def put(self, name: str, source: Tensor) -> None:
         """Give the servers a vector's values."""
@@ -291,6 +460,30 @@ class Servers:
             self._lines[group.server].send(encode(message), source[group.slice])
         for group in self.groups:
             self._answer_of(self._lines[group.server], Done)
+
+    def resolve(self) -> int:
+        """At the beginning of a generation, by one worker: see to it that all servers have made the same steps.
+
+        If any of them has applied a step, all have got all of it; and if all have got all, it may as well count.
+        Returns how many steps that are.
+        """
+        found = self._ask(lambda: AskStanding(number=self._number()))
+        standings = [said for said in found if isinstance(said, Standing)]
+        rounds = max(one.rounds for one in standings)
+        behind = [one.rounds < rounds for one in standings]
+        counts = not any(behind) and all(one.is_complete for one in standings)
+        factor = next(one.factor for one in standings if one.rounds == rounds)
+        for line, is_behind in zip(self._lines, behind, strict=True):
+            line.send(encode(Resolve(number=self._number(), counts=counts or is_behind, factor=factor)))
+        for line in self._lines:
+            self._answer_of(line, Done)
+        return rounds + counts
+
+    def drop(self) -> None:
+        """Leave without goodbye: the generation is over, and another one comes."""
+        self._closed = True
+        for line in self._lines:
+            line.close()
 
     def states(self) -> list[bytes]:
         """What the optimizer knows besides vectors, from every server."""
@@ -311,7 +504,8 @@ class Servers:
             return
         self._closed = True
         for line in self._lines:
-            line.send(encode(Bye(number=self._number())))
+            with contextlib.suppress(PeerLost):  # nothing is wanted of it any more
+                line.send(encode(Bye(number=self._number())))
             line.close()
 
     # Talking
@@ -322,7 +516,7 @@ class Servers:
     def _ask(self, question: Callable[[], Request]) -> list[Answer]:
         for line in self._lines:
             line.send(encode(question()))
-        return [self._answer_of(line, (Done, State, Report)) for line in self._lines]
+        return [self._answer_of(line, (Done, Number, State, Standing, Report)) for line in self._lines]
 
     def _answer_of(self, line: Line, kind: type | tuple[type, ...]) -> Answer:
         while True:
@@ -346,9 +540,11 @@ class Servers:
                 self._note(answer(found[0]), found[1])
 
     def _note(self, said: Answer, vector: Tensor | None) -> None:
-        if isinstance(said, Values):
+        if isinstance(said, Applied):
             self._unanswered.discard(said.group)
-            self._arrived[said.group] = (said, vector)
+        elif isinstance(said, Values):
+            self._unanswered.discard(said.group)
+            self._arrived.append((said, vector))
         elif isinstance(said, Norm):
             self._norms[said.server] = said.square
         elif isinstance(said, Refusal):

@@ -23,11 +23,19 @@ class Rule:
     """How many steps a worker may be ahead of the slowest; None for any number."""
     teams: int = 1
     """Of how many teams of equal size, workers that follow each other, gradients are gathered."""
+    fetches: bool = False
+    """Whether workers compute on copies of their own, which they fetch when they like; otherwise every push is
+    answered with the parameters, and on one host there is nothing to fetch."""
+
+    parties: int = 1
+    """How many server groups there are, each with all parameters and with `teams` of its own."""
+    exchange_every: int = 1
+    """Updates of a group of spans after which a server group tells the others."""
 
     @property
     def weighs(self) -> bool:
         """Whether servers weight gathered gradients by samples: teams do not meet, so members know only their own."""
-        return self.gathers and self.teams > 1
+        return self.gathers and self.teams * self.parties > 1
 
 
 SYNC = Rule(gathers=True, bound=0)
@@ -64,6 +72,7 @@ class Clocks:
         self.rule = rule
         self._workers = tuple(workers)
         self._in_place = in_place
+        self.rounds = 0  # steps that were gathered from all
         self._gathered: dict[tuple[int, int], set[int]] = {}  # by team and group: who has pushed
         self._begin()
 
@@ -77,6 +86,10 @@ class Clocks:
         if not self.rule.gathers:
             return worker
         return self._workers.index(worker) * self.rule.teams // len(self._workers)
+
+    @property
+    def fetches(self) -> bool:
+        return self.rule.fetches
 
     @property
     def floor(self) -> int:
@@ -109,9 +122,24 @@ class Clocks:
         self._steps[worker] += 1
         self._pushed[worker].clear()
         team = self.team(worker)
-        return (
-            list(self._complete(team)) if all(self._steps[one] > step for one in self._active(team)) else []
-        )
+        if not all(self._steps[one] > step for one in self._active(team)):
+            return []
+        self.rounds += 1
+        return list(self._complete(team))
+
+    def begun(self) -> list[Due]:
+        """What has been pushed of a step that not all have finished, by those who have pushed it."""
+        return [Due(group, tuple(sorted(workers))) for (_, group), workers in sorted(self._gathered.items())]
+
+    def regrouped(self, workers: Iterable[int]) -> "Clocks":
+        """The same for other workers, who begin anew."""
+        clocks = Clocks(self.rule, workers, in_place=self._in_place)
+        clocks.rounds = self.rounds
+        return clocks
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return self._workers
 
     def leave(self, worker: int) -> list[Due]:
         """A worker has nothing more to give until all pause; what waited only for it is due now."""
@@ -124,6 +152,10 @@ class Clocks:
         self._gathered.clear()
         self._begin()
         return due
+
+    def is_between_steps(self, team: int) -> bool:
+        """Whether everyone of a team who has not left has ended the same step."""
+        return len({self._steps[worker] for worker in self._active(team)}) == 1 and self._is_round_over(team)
 
     def may_read(self, step: int) -> bool:
         """Whether parameters to which a push was applied are fresh enough to compute with after `step` steps."""

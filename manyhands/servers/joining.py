@@ -12,18 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyhands.cluster.hosts import Neighbourhood, address_towards
-from manyhands.cluster.seat import Seat
+from manyhands.cluster.hosts import address_towards
 from manyhands.cluster.world import Station
 from manyhands.comm.transports.arena import Arena, require_memory
-from manyhands.errors import UsageError
-from manyhands.replica.parameters import sparse_ids, trained
-from manyhands.replica.updates import Updates
+from manyhands.errors import PeerLost, UsageError
+from manyhands.replica.parameters import trained
+from manyhands.replica.updates import Updates, is_element_wise
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
+from manyhands.servers.diary import Diary, Notes
+from manyhands.servers.exchange import make_exchange
+from manyhands.servers.guests import guest_key, visit
 from manyhands.servers.near import NearLine, NearPort
-from manyhands.servers.ownership import GROUP_BYTES
-from manyhands.servers.scheme import Scheme, describe
+from manyhands.servers.party import Party, own_party
+from manyhands.servers.scheme import Scheme
 from manyhands.servers.server import Port, Server
 from manyhands.servers.shard import Shard
 
@@ -41,47 +43,53 @@ def ordinary(length: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(length, dtype=dtype)
 
 
-def near_servers(seat: Seat, neighbours: Neighbourhood) -> list[int]:
-    """The servers on this worker's host."""
-    ranks = neighbours.beside(seat.rank)
+def near_servers(rank: int, party: Party) -> list[int]:
+    """The servers on a worker's host."""
+    seat, ranks = party.seat, party.neighbours.beside(rank)
     return [server for server in range(seat.servers) if seat.workers + server in ranks]
 
 
 def own_vectors(
-    seat: Seat,
-    neighbours: Neighbourhood,
+    party: Party,
     arena: Arena,
     scheme: Scheme,
+    rule: Rule,
     speaker: int,
     allocate: Callable[[int, torch.dtype], Tensor],
 ) -> Vectors:
     """The vectors of the worker that speaks with the servers: this one, or another of its host for it."""
-    near = near_servers(seat, neighbours)
-    memory = scheme.memory(arena, seat.workers)
+    rank, memory = party.seat.rank, scheme.memory(arena, party)
     length, dtype = scheme.layout.length, scheme.dtype
     return Vectors(
-        params=memory.params if len(near) == seat.servers else allocate(length, dtype),
-        grads=memory.grads(speaker) if near else allocate(length, dtype),
+        params=memory.params if computes_in_place(rank, party, rule) else allocate(length, dtype),
+        grads=memory.grads(speaker) if near_servers(rank, party) else allocate(length, dtype),
     )
 
 
-def speakers(seat: Seat, neighbours: Neighbourhood, cached: bool) -> tuple[int, ...]:
+def computes_in_place(rank: int, party: Party, rule: Rule) -> bool:
+    """Whether a worker's parameters are the very memory that servers update: all of them are on its host."""
+    return len(near_servers(rank, party)) == party.seat.servers and not rule.fetches
+
+
+def speakers(party: Party, cached: bool) -> tuple[int, ...]:
     """The workers that speak with the servers: all, or the first of each host for the others."""
-    return tuple(rank for ranks in neighbours.workers(seat) for rank in (ranks[:1] if cached else ranks))
+    hosts = party.neighbours.workers(party.seat)
+    return tuple(rank for ranks in hosts for rank in (ranks[:1] if cached else ranks))
 
 
 def connect(
-    seat: Seat,
-    neighbours: Neighbourhood,
+    party: Party,
     arena: Arena,
     scheme: Scheme,
     rule: Rule,
     vectors: Vectors,
     clip_norm: float | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Servers:
-    """A worker's end; every server must be starting as well."""
-    near = near_servers(seat, neighbours)
-    memory = scheme.memory(arena, seat.workers) if near else None
+    """A worker's end; every server must be starting as well. `check` is called while waiting, and may raise."""
+    seat, neighbours = party.seat, party.neighbours
+    near = near_servers(seat.rank, party)
+    memory = scheme.memory(arena, party) if near else None
     lines: list[Line] = []
     if len(near) < seat.servers:
         from manyhands.servers.wire import WireLine, make_keys  # a run on one host does without ZeroMQ
@@ -90,7 +98,7 @@ def connect(
         neighbours.store.set(f"worker-key/{seat.rank}", keys[0].decode())
     for server in range(seat.servers):
         if memory is not None and server in near:
-            lines.append(NearLine(memory, server))
+            lines.append(NearLine(memory, server, check))
         else:
             endpoint, key = json.loads(neighbours.store.get(f"server/{server}"))
             lines.append(WireLine(server, endpoint, key.encode(), keys))
@@ -103,9 +111,13 @@ def connect(
         grads=vectors.grads,
         common=memory.vector if memory else None,
         versions=memory.versions(len(scheme.groups)) if memory else None,
-        in_place=len(near) == seat.servers,
+        near=near,
+        in_place=computes_in_place(seat.rank, party, rule),
         clip_norm=clip_norm,
         digest=scheme.digest,
+        generation=seat.generation,
+        workers=seat.workers,
+        notes=Notes(memory) if memory is not None and seat.members else None,
     )
 
 
@@ -113,14 +125,15 @@ def serve(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     *,
     clip_norm: float | None = None,
     cached: bool = False,
-    group_bytes: int = GROUP_BYTES,
+    survives: bool = False,
 ) -> None:
     """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, rule, clip_norm, cached, group_bytes)
+    server = _server(station, model, optimizer, scheme, rule, clip_norm, cached, survives)
     try:
         server.run()
     finally:
@@ -131,41 +144,63 @@ def _server(
     station: Station,
     model: nn.Module,
     optimizer: Optimizer,
+    scheme: Scheme,
     rule: Rule,
     clip_norm: float | None,
     cached: bool,
-    group_bytes: int,
+    survives: bool,
 ) -> Server:
-    seat, neighbours = station.seat, station.neighbours
+    party = own_party(station.seat, station.neighbours, rule.parties)
+    seat, neighbours = party.seat, party.neighbours
     index = seat.server
     assert index is not None
-    scheme = describe(model, optimizer, seat.servers, group_bytes)
     ranks = neighbours.beside(seat.rank)
-    workers = speakers(seat, neighbours, cached)
+    workers = speakers(party, cached)
     near = set(ranks).intersection(workers)
     length = scheme.layout.length
     if seat.rank == next(rank for rank in ranks if rank >= seat.workers):
-        vectors = 1 + len(near) + len(scheme.states)
+        vectors = 1 + len(near) + len(scheme.states) + 2 * (party.count > 1)
         require_memory(
             vectors * length * scheme.dtype.itemsize, "parameters, optimizer state and the workers' gradients"
         )
-    memory = scheme.memory(station.arena, seat.workers)
+    memory = scheme.memory(station.arena, party)
     params = memory.params
     _, trained_params = trained(model, optimizer)
     if params.device != trained_params[0].device:
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    sparse = sparse_ids(model)
     trained_params.reverse()  # flat order is last parameter first
+    # Another can go on if this one dies, where all that it knows is in common memory; limiting the norm changes
+    # gradients there, and so cannot be finished by another.
+    is_here = len(near) == len(workers) and party.count == 1 and not cached
+    is_plain = clip_norm is None and not rule.fetches and rule.teams == 1 and is_element_wise(optimizer)
+    is_kept = survives and is_here and is_plain
+    if memory.had_a_server(index) and not is_kept:
+        raise PeerLost(f"server {index} died, and nobody can go on with what it knew")
     updates = Updates(
         optimizer,
         scheme.layout,
         params,
         allocate=memory.state,
-        sparse=[place for place, param in enumerate(trained_params) if id(param) in sparse],
+        numbers=(lambda rows, columns: memory.allocate(rows * columns, torch.float64).view(rows, columns))
+        if is_kept
+        else None,
     )
     own = [span for group in scheme.groups if group.server == index for span in group.spans]
-    places = zip(scheme.layout.places, trained_params, strict=True)
-    updates.take_over(own, {place.name: optimizer.state.get(param, {}) for place, param in places})
+    diary = None
+    if is_kept and updates.numbers is not None:
+        changed = [params, *updates.vectors.values()]
+        diary = Diary(
+            memory,
+            scheme.layout,
+            changed,
+            updates.numbers,
+            optimizer,
+            servers=seat.servers,
+            server=index,
+        )
+    if diary is None or not diary.has_begun:
+        places = zip(scheme.layout.places, trained_params, strict=True)
+        updates.take_over(own, {place.name: optimizer.state.get(param, {}) for place, param in places})
     shard = Shard(
         index,
         scheme.groups,
@@ -177,9 +212,20 @@ def _server(
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
+        copies=[rank for rank in workers if not computes_in_place(rank, party, rule)],
+        exchange=make_exchange(party, station.arena, scheme, rule.exchange_every),
+        diary=diary,
     )
+    if diary is not None and diary.has_begun:
+        shard.take_over()
+    elif diary is not None:
+        diary.begin()
+    near |= {party.guest(number) for number in party.near}
+    guests = [party.guest(number) for number in party.others]
     ports: list[Port] = [NearPort(memory, index)] if near else []
-    far = [rank for rank in workers if rank not in near]
+    far = {f"worker-key/{rank}": rank for rank in workers if rank not in near}
+    far |= {guest_key(index, guest): guest for guest in guests[: party.number] if guest not in near}
+    port = None
     if far:
         from manyhands.servers.wire import WirePort, make_keys
 
@@ -187,8 +233,19 @@ def _server(
         towards = seat.store.rpartition(":")[0] if seat.store else "127.0.0.1"
         port = WirePort(address_towards(towards), keys)
         neighbours.store.set(f"server/{index}", json.dumps([port.endpoint, keys[0].decode()]))
-        port.allow({neighbours.store.get(f"worker-key/{rank}"): rank for rank in far})
         ports.append(port)
+    lines = visit(party, station.arena, scheme)
+    if port:
+        port.allow({neighbours.store.get(key): number for key, number in far.items()})
     for param in model.parameters():
         param.data = torch.empty(0)  # its values come from worker 0, and live in the flat vector
-    return Server(shard, ports, near=near, workers=workers, digest=scheme.digest)
+    return Server(
+        shard,
+        ports,
+        near=near,
+        workers=workers,
+        guests=guests,
+        lines=lines,
+        digest=scheme.digest,
+        survives=survives,
+    )

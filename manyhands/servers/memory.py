@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from manyhands.comm.transports.arena import Arena
+from manyhands.comm.transports.arena import PAGE, Arena
 
 _BASE = 1 << 40  # what workers hand out among themselves grows from 0 and does not come near
+_MORE = 2 << 40  # what servers hand out among themselves
+_PARTY = 1 << 44  # from one party's memory to the next
 _ALIGN = 2 << 20  # a huge page
 _SECRET_BYTES = 16
 
@@ -31,18 +33,25 @@ class Memory:
         groups: int,
         workers: int,
         states: Sequence[str],
+        places: int = 1,
+        party: int = 0,
     ) -> None:
         self._arena = arena
+        self._party = party
         self._dtype = dtype
         self._length = length
         self._offsets: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._next = _BASE
+        self._start = self._next = _BASE + party * _PARTY
+        self._more = _MORE
+        self._notes = (workers, groups, places)
         self._place("secrets", os.sysconf("SC_PAGESIZE"))
         self._place("versions", groups * 8)
         names = ["params", *(f"grads/{worker}" for worker in range(workers)), *(f"state/{n}" for n in states)]
         for name in names:
             self._place(name, length * dtype.itemsize)
+        for name, size_bytes in (("rounds", groups * 8), ("samples", groups * 8), ("missing", places)):
+            self._place(f"notes/{name}", workers * size_bytes)
 
     def _place(self, name: str, size_bytes: int) -> None:
         self._offsets[name] = self._next
@@ -68,6 +77,25 @@ class Memory:
         """How many updates each group has had; its owner writes."""
         return self._vector("versions", groups, torch.int64)
 
+    def notes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """By worker and group the round and the samples of its last push; by worker and parameter what was missing."""
+        workers, groups, places = self._notes
+        rounds = self._vector("notes/rounds", workers * groups, torch.int64).view(workers, groups)
+        samples = self._vector("notes/samples", workers * groups, torch.int64).view(workers, groups)
+        missing = self._vector("notes/missing", workers * places, torch.uint8).view(workers, places)
+        return rounds, samples, missing
+
+    def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
+        """More of it, zero-filled at first; all servers must ask, in the same order."""
+        size_bytes = max(1, length) * dtype.itemsize
+        region = self._arena.at(self._more, size_bytes)
+        self._more += -(-size_bytes // PAGE) * PAGE
+        return torch.frombuffer(region, dtype=dtype, count=max(1, length))[:length]
+
+    def had_a_server(self, server: int) -> bool:
+        """Whether there was one in this place before."""
+        return any(self.secret(server))
+
     def make_secret(self, server: int) -> bytes:
         """A secret that only those who share this memory can know."""
         made = secrets.token_bytes(_SECRET_BYTES)
@@ -80,7 +108,7 @@ class Memory:
     def name(self) -> str:
         """The same for all who share this memory, and for nobody else on this machine."""
         found = os.fstat(self._arena.fd)
-        return f"{found.st_dev:x}-{found.st_ino:x}"
+        return f"{found.st_dev:x}-{found.st_ino:x}-{self._party}"
 
     def _vector(self, name: str, length: int, dtype: torch.dtype) -> Tensor:
         made = self._tensors.get(name)
@@ -92,4 +120,4 @@ class Memory:
     def give_back(self) -> None:
         """Return the memory to the kernel, once nobody needs it."""
         self._tensors.clear()
-        self._arena.give_back(_BASE, self._next)
+        self._arena.give_back(self._start, self._next)

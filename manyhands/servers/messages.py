@@ -21,6 +21,8 @@ class Hello(Said, frozen=True):
     worker: int
     digest: int  # of the layout; servers refuse a worker that has another model
     secret: bytes = b""  # on the servers' own host: what only those who share its memory can know
+    generation: int = 0  # of the workers; a later one takes the place of those before
+    workers: int = 0  # that speak with the servers in it
 
 
 class Push(Said, frozen=True):
@@ -31,9 +33,8 @@ class Push(Said, frozen=True):
     seen: int  # the group's version on which the gradient was computed
     samples: Annotated[int, msgspec.Meta(ge=0)] = 1  # this worker's in this step; 0: nothing to add
     missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
-    settings: list[dict[str, list[float]]] | None = (
-        None  # of the optimizer, by group, where they have changed
-    )
+    rows: bytes | None = None  # which rows of a table the vector has (`rows.py`); None: all
+    settings: list[dict[str, list[float]]] | None = None  # the optimizer's, by group, where they have changed
 
 
 class Finish(Said, frozen=True):
@@ -57,6 +58,7 @@ class Pull(Said, frozen=True):
 
     group: int
     vector: str = "params"
+    whole: bool = True  # else, of a table of parameters, only the rows that are news to this worker
 
 
 class Put(Said, frozen=True):
@@ -64,6 +66,55 @@ class Put(Said, frozen=True):
 
     group: int
     vector: str = "params"
+
+
+class Offer(Said, frozen=True):
+    """The loss is to be evaluated anew: the gradient begins at zero, and so many portions of work are to be taken."""
+
+    portions: int
+
+
+class Take(Said, frozen=True):
+    """A worker is free: which portion is next?"""
+
+
+class Add(Said, frozen=True):
+    """A gradient of one group, to be added to that of the evaluation."""
+
+    group: int
+
+
+class Combine(Said, frozen=True):
+    """A vector becomes a sum of multiples of vectors; some others are no longer needed. There is no answer."""
+
+    vector: str
+    terms: list[tuple[str, float]]
+    forgotten: list[str] = []
+
+
+class Measure(Said, frozen=True):
+    """One number of two vectors, over the groups that this server owns: their `dot` product, the sum of the
+    `magnitudes` of the first, or the `largest` of them."""
+
+    kind: str
+    one: str
+    other: str
+
+
+class Gain(Said, frozen=True):
+    """From a server to its counterpart in another server group: what it has added to a group that is at home there."""
+
+    group: int
+
+
+class Level(Said, frozen=True):
+    """The answer: what home has now."""
+
+    group: int
+
+
+class Meet(Said, frozen=True):
+    """Tell home all that is not yet told; to be answered when home has answered."""
 
 
 class AskState(Said, frozen=True):
@@ -80,6 +131,17 @@ class AskReport(Said, frozen=True):
     """What the server has counted."""
 
 
+class AskStanding(Said, frozen=True):
+    """At the beginning of a generation: how far the one before had come."""
+
+
+class Resolve(Said, frozen=True):
+    """What the generation before had begun together and not finished counts, or is forgotten."""
+
+    counts: bool
+    factor: float = 1.0  # if it counts: by which gradients that wait for the norm are to be multiplied
+
+
 class Bye(Said, frozen=True):
     """The worker is done; a server ends when all are."""
 
@@ -89,7 +151,14 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
     group: int
     version: int  # updates that this group has had
+    rows: bytes | None = None  # which rows of a table these are, those that are news to the worker; None: all
     vector: str = "params"
+
+
+class Applied(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """A group's push was applied; where workers fetch parameters when they like, none come with it."""
+
+    group: int
 
 
 class Norm(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -100,10 +169,30 @@ class Norm(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     square: float
 
 
+class Portion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """The next portion of work; None: there is none left."""
+
+    index: int | None
+
+
+class Number(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """What a measure gave."""
+
+    value: float
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """The message with this number has been dealt with."""
 
     number: int
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """How many steps were gathered from all workers and applied; whether all of the next one has been pushed."""
+
+    rounds: int
+    is_complete: bool
+    factor: float = 1.0  # by which the gradients of the last of them were multiplied
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -128,8 +217,30 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
 
 
 # From a worker, and from a server.
-Request = Hello | Push | Finish | Scale | Leave | Pull | Put | AskState | GiveState | AskReport | Bye
-Answer = Values | Norm | Done | State | Report | Refusal
+Request = (
+    Hello
+    | Push
+    | Finish
+    | Scale
+    | Leave
+    | Pull
+    | Put
+    | Offer
+    | Take
+    | Add
+    | Combine
+    | Measure
+    | Gain
+    | Level
+    | Meet
+    | AskState
+    | GiveState
+    | AskReport
+    | AskStanding
+    | Resolve
+    | Bye
+)
+Answer = Values | Applied | Norm | Portion | Number | Done | State | Standing | Report | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

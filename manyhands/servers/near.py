@@ -7,10 +7,12 @@ same user only, and a message only after the secret that is written in the commo
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -24,6 +26,7 @@ Said = tuple[int, bytes, None]  # the worker, the header; the vector is in commo
 _PART_BYTES = 1 << 16
 _MORE, _LAST = b"\x01", b"\x00"  # a header that is longer comes in parts
 _CONNECT_S = 300.0
+_PATIENCE_MS = 100  # how long to wait for an answer before asking whether it is still to come
 
 
 def _address(memory: Memory, server: int) -> str:
@@ -35,10 +38,10 @@ def _same_user(link: socket.socket) -> bool:
     return user in (0, os.geteuid())
 
 
-def _send(link: socket.socket, content: bytes) -> None:
+def _parts(content: bytes) -> Iterator[bytes]:
     for start in range(0, len(content), _PART_BYTES):
         last = start + _PART_BYTES >= len(content)
-        link.send((_LAST if last else _MORE) + content[start : start + _PART_BYTES])
+        yield (_LAST if last else _MORE) + content[start : start + _PART_BYTES]
 
 
 class _Inbox:
@@ -48,11 +51,11 @@ class _Inbox:
         self.link = link
         self._parts: list[bytes] = []
 
-    def take(self, *, wait: bool) -> bytes | None:
+    def take(self) -> bytes | None:
         """The next header; None if there is none yet. Raises EOFError when the other side is gone."""
         while True:
             try:
-                part = self.link.recv(1 + _PART_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+                part = self.link.recv(1 + _PART_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
             except ConnectionError:
@@ -76,6 +79,7 @@ class NearPort:
         self._listener.setblocking(False)
         self._strangers: list[_Inbox] = []
         self._workers: dict[int, _Inbox] = {}
+        self._generation = 0
 
     def fds(self) -> Iterator[int]:
         yield self._listener.fileno()
@@ -92,7 +96,7 @@ class NearPort:
             yield from self._introduced(inbox)
         for worker, inbox in list(self._workers.items()):
             try:
-                content = inbox.take(wait=False)
+                content = inbox.take()
             except EOFError:
                 inbox.link.close()
                 del self._workers[worker]
@@ -110,12 +114,17 @@ class NearPort:
     def _introduced(self, inbox: _Inbox) -> Iterator[Said]:
         """A connection becomes a worker's by the secret in its first message; until then it is nobody's."""
         try:
-            content = inbox.take(wait=False)
+            content = inbox.take()
             if content is None:
                 return
             said = request(content)
-            if not isinstance(said, Hello) or said.secret != self._secret or said.worker in self._workers:
+            if not isinstance(said, Hello) or said.secret != self._secret:
                 raise NotAMessage("the wrong secret")
+            if said.generation > self._generation:
+                yield from self._last_words()
+                self._generation = said.generation
+            if said.worker in self._workers or said.generation < self._generation:
+                raise NotAMessage("somebody else's place")
         except (EOFError, NotAMessage):
             telemetry.count("strangers", 1)
             self._strangers.remove(inbox)
@@ -125,9 +134,26 @@ class NearPort:
         self._workers[said.worker] = inbox
         yield said.worker, content, None
 
+    def _last_words(self) -> Iterator[Said]:
+        """All that the workers of a generation that is over have left to be read."""
+        for worker, inbox in self._workers.items():
+            with contextlib.suppress(EOFError):
+                while (content := inbox.take()) is not None:
+                    yield worker, content, None
+            inbox.link.close()
+        self._workers.clear()
+
+    def hang_up(self) -> None:
+        """Whoever waits for an answer waits in vain; what the workers have sent can still be read."""
+        for inbox in self._workers.values():
+            with contextlib.suppress(OSError):
+                inbox.link.shutdown(socket.SHUT_WR)
+
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionError):  # noticed when we next listen to it
-            _send(self._workers[worker].link, content)
+        # That it is gone is noticed when we next listen to it.
+        with contextlib.suppress(BrokenPipeError, ConnectionError, KeyError):
+            for part in _parts(content):
+                self._workers[worker].link.send(part)
 
     def forget(self, worker: int) -> None:
         """A worker that has said goodbye."""
@@ -142,27 +168,57 @@ class NearPort:
 
 
 class NearLine:
-    """A worker's side of the connection with a server of its host."""
+    """A worker's side of the connection with a server of its host; `check` is called while waiting, and may raise."""
 
-    def __init__(self, memory: Memory, server: int) -> None:
+    def __init__(self, memory: Memory, server: int, check: Callable[[], None] = lambda: None) -> None:
         self.server = server
-        self._link = _connected(_address(memory, server), server)
+        self._check = check
+        self._link = _connected(_address(memory, server), server, check)
         self.secret = memory.secret(server)
         self._inbox = _Inbox(self._link)
+        self._answers: deque[bytes] = deque()  # heard while there was no room to speak
 
     def send(self, content: bytes, vector: Tensor | None = None) -> None:
+        """Where there is no room, what the server says is heard meanwhile: it may itself be waiting for room."""
+        for part in _parts(content):
+            while not self._sent(part):
+                while (said := self._heard(wait=False)) is not None:
+                    self._answers.append(said)
+                self._await(select.POLLIN | select.POLLOUT)
+
+    def _sent(self, part: bytes) -> bool:
         try:
-            _send(self._link, content)
-        except (BrokenPipeError, ConnectionError):
+            self._link.send(part, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
             raise self._lost() from None
+        return True
 
     def take(self, *, wait: bool) -> tuple[bytes, None] | None:
         """The next answer; without `wait`, None if there is none yet."""
+        content = self._answers.popleft() if self._answers else self._heard(wait=wait)
+        return None if content is None else (content, None)
+
+    def _heard(self, *, wait: bool) -> bytes | None:
         try:
-            content = self._inbox.take(wait=wait)
+            content = self._inbox.take()
+            while content is None and wait:
+                self._await(select.POLLIN)
+                content = self._inbox.take()
+            return content
         except EOFError:
             raise self._lost() from None
-        return None if content is None else (content, None)
+
+    def _await(self, events: int) -> None:
+        """Until there is news, or nothing to wait for any more."""
+        poll = select.poll()
+        poll.register(self._link, events)
+        if not poll.poll(_PATIENCE_MS):
+            self._check()
+
+    def fds(self) -> Iterator[int]:
+        yield self._link.fileno()
 
     def _lost(self) -> PeerLost:
         return PeerLost(f"server {self.server} is gone")
@@ -171,7 +227,7 @@ class NearLine:
         self._link.close()
 
 
-def _connected(address: str, server: int) -> socket.socket:
+def _connected(address: str, server: int, check: Callable[[], None]) -> socket.socket:
     """The server may still be starting: try until it listens."""
     deadline = time.monotonic() + _CONNECT_S
     while True:
@@ -182,6 +238,7 @@ def _connected(address: str, server: int) -> socket.socket:
             link.close()
             if time.monotonic() > deadline:
                 raise PeerLost(f"server {server} did not come within {_CONNECT_S:.0f} s") from None
+            check()
             time.sleep(0.01)
             continue
         if not _same_user(link):

@@ -1,7 +1,7 @@
 """What workers and servers must mean alike: where parameters lie, who owns what, which states there are."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from manyhands.replica.replica import SPAN_BYTES
 from manyhands.replica.updates import vector_states
 from manyhands.servers.memory import Memory
 from manyhands.servers.ownership import GROUP_BYTES, Group, share_out
+from manyhands.servers.party import Party
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +32,33 @@ class Scheme:
     def spans(self) -> Sequence[Span]:
         return self.layout.spans
 
-    def memory(self, arena: Arena, workers: int) -> Memory:
-        """What the processes of one host have in common."""
+    def memory(self, arena: Arena, party: Party, number: int | None = None) -> Memory:
+        """What the processes of one host have in common, of this party or of another."""
         return Memory(
             arena,
             length=self.layout.length,
             dtype=self.dtype,
             groups=len(self.groups),
-            workers=workers,
+            workers=party.seat.rows + party.seat.servers + party.count,  # and guests
             states=self.states,
+            places=len(self.layout.places),
+            party=party.number if number is None else number,
         )
 
 
-def describe(model: nn.Module, optimizer: Optimizer, servers: int, group_bytes: int = GROUP_BYTES) -> Scheme:
+def describe(
+    model: nn.Module,
+    optimizer: Optimizer,
+    servers: int,
+    group_bytes: int = GROUP_BYTES,
+    every: Callable[[str], int] = lambda name: 1,
+) -> Scheme:
     """Pure: without a message, from shapes and settings alone."""
     _, params = trained(model, optimizer)
     _, dtype = one_type(params)
-    layout = lay_out_model(model, optimizer, span_bytes=min(SPAN_BYTES, group_bytes), lanes=servers)
+    layout = lay_out_model(
+        model, optimizer, span_bytes=min(SPAN_BYTES, group_bytes), lanes=servers, every=every
+    )
     groups = share_out(layout, servers, dtype.itemsize, group_bytes)
     states = tuple(vector_states(optimizer))
     facts = (layout, [group.server for group in groups], str(dtype), states, type(optimizer).__name__)

@@ -8,12 +8,16 @@ from typing import Protocol
 from torch import Tensor
 
 from manyhands import telemetry
+from manyhands.errors import PeerLost
 from manyhands.servers.consistency import OutOfTurn
+from manyhands.servers.guests import LinePort
 from manyhands.servers.messages import (
     Answer,
     Bye,
     Done,
+    Gain,
     Hello,
+    Level,
     NotAMessage,
     Refusal,
     Request,
@@ -22,6 +26,7 @@ from manyhands.servers.messages import (
 )
 from manyhands.servers.shard import Shard
 
+_LAST_NUMBER = 1 << 62  # of a message: whoever says goodbye says nothing after it
 _PATIENCE_MS = 1000
 _RECORD_PERIOD_S = 0.5
 
@@ -37,31 +42,62 @@ class Port(Protocol):
 
     def forget(self, worker: int) -> None: ...
 
+    def hang_up(self) -> None: ...
+
     def close(self) -> None: ...
 
 
 class Server:
-    """One server: its shard, and the ports through which the workers reach it."""
+    """One server: its shard, and the ports through which the workers reach it.
+
+    Guests are its counterparts in other server groups. They are heard like workers, through a port of ours or, where we
+    have gone to them, through `lines`; and they want to be said goodbye to.
+    """
 
     def __init__(
-        self, shard: Shard, ports: Sequence[Port], *, near: set[int], workers: Iterable[int], digest: int
+        self,
+        shard: Shard,
+        ports: Sequence[Port],
+        *,
+        near: set[int],
+        workers: Iterable[int],
+        guests: Iterable[int],
+        lines: LinePort,
+        digest: int,
+        survives: bool = False,
     ) -> None:
+        self._survives = survives  # whether workers may die, and others come in their place
+        self._generation = 0
         self._shard = shard
-        self._ports = ports
+        self._ports = [*ports, lines]
         self._near = near
         self._digest = digest
         self._expected = set(workers)
+        self._guests = frozenset(guests)
+        self._gone: set[int] = set()  # guests that have said goodbye
+        self._waiting: list[tuple[int, int]] = []  # workers not let in before all guests, and their greetings
+        self._has_left = False
         self._record_at = 0.0
-        self._port_of: dict[int, Port] = {}
-        self._last = dict.fromkeys(self._expected, 0)  # the number of each worker's last message
+        self._port_of: dict[int, Port] = dict.fromkeys(lines.numbers, lines)
+        self._last = dict.fromkeys(self._expected | self._guests, 0)  # the number of each one's last message
 
     def run(self) -> None:
         """Serve until all workers have said goodbye."""
         while self._expected:
-            if not self._listen():
-                self._sleep()
-            self._record()
+            self._take_turn()
+        for guest in self._guests:
+            self._send(guest, Bye(number=_LAST_NUMBER), None)
+        self._has_left = True
+        for guest in self._gone:
+            self._port_of[guest].forget(guest)
+        while self._gone < self._guests:
+            self._take_turn()
         self._record(now=True)
+
+    def _take_turn(self) -> None:
+        if not self._listen():
+            self._sleep()
+        self._record()
 
     def close(self) -> None:
         for port in self._ports:
@@ -71,7 +107,7 @@ class Server:
         """Deal with what has come; says whether there was anything."""
         heard = False
         for port in self._ports:
-            for worker, content, payload in port.take():
+            for worker, content, payload in self._taken(port):
                 heard = True
                 try:
                     self._deal_with(port, worker, request(content), payload)
@@ -81,6 +117,15 @@ class Server:
                     telemetry.count("frames_dropped", 1)
                     telemetry.event("dropped", worker=worker, reason=str(error))
         return heard
+
+    def _taken(self, port: Port) -> Iterator[tuple[int, bytes, Tensor | None]]:
+        """What has come; a worker that is gone ends its generation."""
+        try:
+            yield from port.take()
+        except PeerLost:
+            if not self._survives:
+                raise
+            port.hang_up()
 
     def _record(self, *, now: bool = False) -> None:
         """Now and then: how stale the gradients of the updates were, as counts."""
@@ -98,6 +143,8 @@ class Server:
             poll.poll(_PATIENCE_MS)
 
     def _deal_with(self, port: Port, worker: int, message: Request, payload: Tensor | None) -> None:
+        if isinstance(message, Hello) and message.generation > self._generation:
+            self._regroup(message)
         if worker not in self._last or message.number <= self._last[worker]:
             raise NotAMessage(f"number {message.number} after {self._last.get(worker)}")
         if isinstance(message, Hello):
@@ -105,23 +152,41 @@ class Server:
         elif self._port_of.get(worker) is not port:
             raise NotAMessage("it has not said who it is")
         elif isinstance(message, Bye):
+            if worker in self._expected or self._has_left:
+                port.forget(worker)  # a guest still waits for our goodbye otherwise
             self._expected.discard(worker)
-            port.forget(worker)
+            self._gone.update(self._guests & {worker})
+        elif (worker in self._guests) != isinstance(message, (Gain, Level)):
+            raise NotAMessage("servers tell each other what they have added, and workers everything else")
         else:
             vector = self._checked(worker, message, payload)
             for to, answer, attached in self._shard.handle(worker, message, vector):
                 self._send(to, answer, attached)
         self._last[worker] = message.number
 
+    def _regroup(self, hello: Hello) -> None:
+        """The first worker of a new generation: those before are over."""
+        self._generation = hello.generation
+        workers = range(hello.workers)
+        self._expected, self._near = set(workers), set(workers)
+        self._last = dict.fromkeys(workers, 0)
+        self._port_of.clear()
+        self._waiting.clear()
+        self._shard.regroup(workers, hello.generation)
+
     def _welcome(self, port: Port, worker: int, hello: Hello) -> None:
         if hello.worker != worker:
             raise NotAMessage(f"worker {worker} says that it is worker {hello.worker}")
         self._port_of[worker] = port
-        if hello.digest == self._digest:
-            port.send(worker, encode(Done(number=hello.number)), None)
-        else:
+        if hello.digest != self._digest:
             reason = f"worker {worker} has another model or optimizer than the servers; build the same on all"
             port.send(worker, encode(Refusal(reason=reason)), None)
+        elif worker not in self._guests:
+            self._waiting.append((worker, hello.number))
+        if self._guests <= self._port_of.keys():
+            for number, said in self._waiting:
+                self._send(number, Done(number=said), None)
+            self._waiting.clear()
 
     def _checked(self, worker: int, message: Request, payload: Tensor | None) -> Tensor | None:
         """The vector that belongs to a message; its size is known beforehand."""
@@ -132,7 +197,7 @@ class Server:
             return None
         if size != (0 if payload is None else payload.numel()):
             raise NotAMessage(f"{0 if payload is None else payload.numel()} bytes instead of {size}")
-        return payload.view(self._shard.dtype) if payload is not None and size else None
+        return None if payload is None else payload.view(self._shard.dtype)
 
-    def _send(self, worker: int, answer: Answer, vector: Tensor | None) -> None:
+    def _send(self, worker: int, answer: Answer | Request, vector: Tensor | None) -> None:
         self._port_of[worker].send(worker, encode(answer), None if worker in self._near else vector)

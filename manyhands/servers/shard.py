@@ -4,7 +4,7 @@ No sockets here: messages go in, answers come out, each with the vector that bel
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,38 +17,52 @@ from manyhands.replica.layout import Place, Span
 from manyhands.replica.updates import Updates, set_named_numbers
 from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
+from manyhands.servers.diary import Diary, round_key
+from manyhands.servers.exchange import Exchange, Reply
 from manyhands.servers.messages import (
-    Answer,
+    Add,
+    Applied,
     AskReport,
+    AskStanding,
     AskState,
+    Combine,
     Done,
     Finish,
+    Gain,
     GiveState,
     Leave,
+    Level,
+    Measure,
+    Meet,
     Norm,
+    Number,
+    Offer,
+    Portion,
     Pull,
     Push,
     Put,
     Report,
     Request,
+    Resolve,
     Scale,
+    Standing,
     State,
+    Take,
     Values,
 )
 from manyhands.servers.ownership import Group
-
-Reply = tuple[int, Answer, Tensor | None]  # the worker, the answer, and the vector that goes with it
+from manyhands.servers.rows import News, as_table, gradient_of, pack, touched, unpack
+from manyhands.servers.vectors import GRADIENT, Vectors
 
 _REMEMBERED = 4096  # updates of a group whose authors are known
 
 
 @dataclass(frozen=True)
 class _Gradient:
-    """A push that waits to be applied; the group begins at `at` in `vector`."""
+    """A push that waits to be applied: a group's vector, or rows of a table; None if there is nothing to add."""
 
     push: Push
     vector: Tensor | None
-    at: int
 
 
 class _Update:
@@ -64,11 +78,13 @@ class _Update:
         # A parameter that got no gradient from anyone is not updated.
         missing = [frozenset(gradient.push.missing) for gradient in full]
         self.skipped: frozenset[int] = frozenset.intersection(*missing) if missing else frozenset()
-        self.given = [g.vector[group.start - g.at : group.stop - g.at] for g in full if g.vector is not None]
+        self.given = [gradient.vector for gradient in full if gradient.vector is not None]
         samples = [gradient.push.samples for gradient in full]
         self.weights = [own / sum(samples) if weighs else 1.0 for own in samples]
 
     def parts(self, span: Span) -> list[Tensor]:
+        if self.group.table:
+            return self.given  # a block of a table is one span
         inside = slice(span.start - self.group.start, span.stop - self.group.start)
         return [vector[inside] for vector in self.given]
 
@@ -89,18 +105,27 @@ class Shard:
         versions: Tensor,
         near_grads: Callable[[int], Tensor],
         awaits_scale: bool = False,
+        copies: Collection[int] = (),
+        exchange: Exchange | None = None,
+        diary: Diary | None = None,
     ) -> None:
         self._server = server
+        self._diary = diary  # for a server that has to take over from this one
+        self._generation = self._generation_before = 0  # of the workers
         self._groups = {group.index: group for group in groups if group.server == server}
         self._places = places
         self._optimizer = optimizer
         self._updates = updates
         self._vectors: Mapping[str, Tensor] = {"params": params, **updates.vectors}
+        self._algebra = Vectors([(group.index, params[group.slice]) for group in self._groups.values()])
+        self._portions = iter(range(0))
         self._clocks = clocks
         self._versions = versions.numpy()
         self._near_grads = near_grads
         self._gradients: dict[tuple[int, int], _Gradient] = {}  # by worker and group
+        self._news = News(copies)  # for workers that do not compute on the very memory that is updated here
         self._awaits_scale = awaits_scale  # gathered gradients are limited by the norm over all servers
+        self._exchange = exchange  # where there are several server groups
         self._held: defaultdict[int, list[_Update]] = defaultdict(list)  # by team
         self._unanswered: list[tuple[int, int, int]] = []  # worker, group, the steps it will have made
         self._authors: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
@@ -111,6 +136,85 @@ class Shard:
         self._staleness_told: Counter[int] = Counter()
         self._leads_told: Counter[int] = Counter()
         self._count = 0
+        self._before: Clocks | None = (
+            None  # of a generation that is over, until it is known what of it counts
+        )
+        self._begun_held: list[_Update] = []  # of that, complete, and waiting for the norm over all servers
+        self._factor = 1.0  # of the last gradients that were limited
+
+    def take_over(self) -> None:
+        """Go on where another server died: put right what it was changing, and finish what it had begun."""
+        diary = self._diary
+        assert diary is not None
+        diary.take_over()
+        self._updates.take_from_others(span for group in self._groups.values() for span in group.spans)
+        self._clocks.rounds, self._generation = diary.rounds, diary.generation
+        if diary.planned is None:
+            return
+        rounds, group, worker = diary.planned
+        if group < 0:
+            updates = self._noted(self._generation, rounds)
+        else:
+            pushes = [(worker, diary.notes.last(worker, self._groups[group]))]
+            updates = [self._update_of(self._groups[group], pushes)]
+        for update in updates:
+            self._apply(update)
+        self._clocks.rounds = rounds
+        diary.finish(rounds)
+        self._unanswered.clear()
+
+    def _noted(self, generation: int, rounds: int) -> list[_Update]:
+        """The updates of a round, as its workers have noted them."""
+        assert self._diary is not None
+        key = round_key(generation, rounds)
+        found = [(group, list(self._diary.notes.pushes(group, key))) for group in self._groups.values()]
+        return [self._update_of(group, pushes) for group, pushes in found if pushes]
+
+    def _update_of(self, group: Group, pushes: Sequence[tuple[int, Push]]) -> _Update:
+        gradients = [
+            _Gradient(push, self._pushed(worker, push, None) if push.samples else None)
+            for worker, push in pushes
+        ]
+        return _Update(group, tuple(worker for worker, _ in pushes), gradients, weighs=False)
+
+    def regroup(self, workers: Sequence[int], generation: int) -> None:
+        """Other workers come; what those before had gathered waits until it is known whether it counts."""
+        if self._before is None:
+            self._before = self._clocks
+            self._generation_before = self._generation
+            if self._held:
+                self._clocks.rounds -= 1  # gathered, but not applied
+                self._begun_held = [update for held in self._held.values() for update in held]
+                self._held.clear()
+        self._unanswered.clear()
+        self._clocks = self._clocks.regrouped(workers)
+        self._generation = generation
+        if self._diary:
+            self._diary.generation = generation
+
+    def _standing(self) -> Standing:
+        begun = self._before.begun() if self._before else []
+        # What waits for a norm that nobody has put together yet is made again.
+        complete = bool(begun) and len(begun) == len(self._groups) and not self._awaits_scale
+        complete = complete and all(self._before and due.workers == self._before.workers for due in begun)
+        return Standing(rounds=self._clocks.rounds, is_complete=complete, factor=self._factor)
+
+    def _resolve(self, counts: bool, factor: float) -> None:
+        before, self._before = self._before, None
+        held, self._begun_held = self._begun_held, []
+        begun = before.begun() if before else []
+        if before and counts:
+            now, self._clocks = self._clocks, before  # it is the work of those workers
+            before.rounds += 1
+            if begun or not self._diary:
+                list(self._apply_all(begun))
+            else:
+                self._perform(self._noted(self._generation_before, before.rounds))
+            self._apply_scaled(held, factor)
+            self._clocks = now
+            self._clocks.rounds += 1
+        self._gradients.clear()
+        self._unanswered.clear()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,82 +222,166 @@ class Shard:
 
     def expects(self, message: Request) -> int | None:
         """How many bytes must come with a message that travels over the network; None: it is not for us."""
-        if isinstance(message, (Push, Put, Pull)):
+        if isinstance(message, (Push, Put, Pull, Add, Gain, Level)):
             group = self._groups.get(message.group)
             if group is None or getattr(message, "vector", "params") not in self._vectors:
                 return None
             if isinstance(message, Pull) or not getattr(message, "samples", 1):
                 return 0
-            return group.length * self.dtype.itemsize
+            length = group.length
+            if isinstance(message, Push) and message.rows is not None:
+                numbers = unpack(message.rows, group.table)
+                length = len(numbers) * group.table.columns if group.table else 0
+            return length * self.dtype.itemsize
         return 0
 
     def handle(self, worker: int, message: Request, payload: Tensor | None) -> Iterator[Reply]:
         """Deal with a message; `payload` is its vector, None where that lies in common memory."""
+        if worker and (
+            isinstance(message, (Put, GiveState)) or (isinstance(message, Push) and message.settings)
+        ):
+            raise OutOfTurn(f"worker {worker} says what is worker 0's to say")
         if isinstance(message, Push):
             yield from self._push(worker, message, payload)
         elif isinstance(message, Finish):
             yield from self._apply_all(self._clocks.finish(worker, message.step))
+            yield from self._tell_norm(worker)
         elif isinstance(message, Scale):
             yield from self._scale(self._clocks.team(worker), message.factor)
         elif isinstance(message, Leave):
             yield from self._apply_all(self._clocks.leave(worker))
+            yield from self._tell_norm(worker)
             yield from self._answer_all(worker)
             yield worker, Done(number=message.number), None
         elif isinstance(message, Pull):
-            yield self._values(worker, self._groups[message.group], message.vector)
+            yield self._values(worker, self._groups[message.group], message.vector, whole=message.whole)
         elif isinstance(message, Put):
             if payload is not None:
                 self._vectors[message.vector][self._groups[message.group].slice] = payload
+            self._news.note(message.group, None)
+            if self._exchange and message.vector == "params":
+                self._exchange.begin(message.group)
             yield worker, Done(number=message.number), None
+        elif isinstance(message, (Offer, Take, Add, Combine, Measure)):
+            yield from self._evaluate(worker, message, payload)
+        elif isinstance(message, (Gain, Level, Meet)):
+            if self._exchange is None:
+                raise OutOfTurn("there are no other server groups")
+            yield from self._exchange.handle(worker, message, payload)
+            if not isinstance(message, Meet):
+                self._news.note(message.group, None)
         elif isinstance(message, AskState):
             yield worker, State(states=states.pack(self._updates.export())), None
         elif isinstance(message, GiveState):
             spans = [span for group in self._groups.values() for span in group.spans]
             self._updates.restore(spans, states.unpack(message.states))
             yield worker, Done(number=message.number), None
+        elif isinstance(message, AskStanding):
+            yield worker, self._standing(), None
+        elif isinstance(message, Resolve):
+            self._resolve(message.counts, message.factor)
+            yield worker, Done(number=message.number), None
         elif isinstance(message, AskReport):
             yield worker, self.report(), None
+
+    def _evaluate(
+        self, worker: int, message: Offer | Take | Add | Combine | Measure, payload: Tensor | None
+    ) -> Iterator[Reply]:
+        """Work for an optimizer that runs elsewhere, and whose vectors are here."""
+        if isinstance(message, Take):
+            yield worker, Portion(index=next(self._portions, None)), None
+        elif isinstance(message, Combine):
+            self._algebra.forget(message.forgotten)
+            self._algebra.combine(message.vector, message.terms)
+        elif isinstance(message, Measure):
+            value = self._algebra.measure(message.kind, message.one, message.other)
+            yield worker, Number(value=value), None
+        else:
+            if isinstance(message, Offer):
+                self._portions = iter(range(message.portions))
+                self._algebra.combine(GRADIENT, [])
+            else:
+                self._algebra.add(message.group, self._sent(worker, self._groups[message.group], payload))
+            yield worker, Done(number=message.number), None
 
     def _push(self, worker: int, push: Push, payload: Tensor | None) -> Iterator[Reply]:
         version = int(self._versions[push.group])
         if not 0 <= push.seen <= version:
             raise OutOfTurn(f"worker {worker} saw version {push.seen} of {version} of group {push.group}")
-        group = self._groups[push.group]
         due = self._clocks.push(worker, push.step, push.group)
         if push.settings:
             set_named_numbers(self._optimizer, push.settings)
-        near = payload is None and push.samples > 0
-        vector, at = (self._near_grads(worker), 0) if near else (payload, group.start)
-        self._gradients[worker, push.group] = _Gradient(push, vector if push.samples else None, at)
+            if self._diary:
+                self._diary.note_settings()
+        vector = self._pushed(worker, push, payload) if push.samples else None
+        self._gradients[worker, push.group] = _Gradient(push, vector)
         yield from self._apply_all(due)
 
+    def _sent(self, worker: int, group: Group, payload: Tensor | None) -> Tensor:
+        """What came with a message, or lies in common memory."""
+        return self._near_grads(worker)[group.slice] if payload is None else payload
+
+    def _pushed(self, worker: int, push: Push, payload: Tensor | None) -> Tensor:
+        """The gradient of a push; of a table, its rows."""
+        group = self._groups[push.group]
+        vector, table = self._sent(worker, group, payload), group.table
+        if table is None:
+            return vector
+        if push.rows is None:
+            numbers = touched(vector, table)
+        else:
+            numbers = unpack(push.rows, table)
+            if payload is not None:
+                return gradient_of(numbers, payload.view(-1, table.columns), table)
+        return gradient_of(numbers, as_table(vector, table)[numbers], table)
+
     def _apply_all(self, due: Sequence[Due]) -> Iterator[Reply]:
+        updates = []
         for one in due:
             gradients = [self._gradients.pop((worker, one.group)) for worker in one.workers]
             weighs = self._clocks.rule.weighs
-            update = _Update(self._groups[one.group], one.workers, gradients, weighs=weighs)
-            if self._awaits_scale:
-                yield from self._hold(update)
-            else:
-                self._apply(update)
+            updates.append(_Update(self._groups[one.group], one.workers, gradients, weighs=weighs))
+        if self._awaits_scale:
+            for update in updates:
+                self._held[self._clocks.team(update.workers[0])].append(update)
+        else:
+            self._perform(updates)
         yield from self._answer()
 
-    def _hold(self, update: "_Update") -> Iterator[Reply]:
-        """Until the norm over all servers is known, which the first of those who pushed puts together."""
-        first = update.workers[0]
-        held = self._held[self._clocks.team(first)]
-        held.append(update)
-        if len(held) == len(self._groups):
-            square = sum(self._square(one) for one in held)
-            yield first, Norm(server=self._server, square=square), None
+    def _perform(self, updates: Sequence[_Update]) -> None:
+        """Apply what has come: all groups of a round, or one worker's push of one group."""
+        diary, rounds = self._diary, self._clocks.rounds
+        if diary and not updates:
+            diary.rounds = rounds
+        elif diary and self._clocks.rule.gathers:
+            diary.plan(rounds=rounds)
+        elif diary:
+            diary.plan(rounds=rounds, group=updates[0].group.index, worker=updates[0].workers[0])
+        for update in updates:
+            self._apply(update)
+        if diary and updates:
+            diary.finish(rounds)
+
+    def _tell_norm(self, worker: int) -> Iterator[Reply]:
+        """When a team's step has ended, its held gradients are complete: the first of those who pushed them puts the
+        norm over all servers together."""
+        team = self._clocks.team(worker)
+        held = self._held.get(team)
+        if held and self._clocks.is_between_steps(team):
+            square = sum(self._square(update) for update in held)
+            yield held[0].workers[0], Norm(server=self._server, square=square), None
 
     def _scale(self, team: int, factor: float) -> Iterator[Reply]:
         """The norm over all servers is known: now the gathered gradients of this team can be applied."""
-        for update in self._held.pop(team, ()):
-            for vector in update.given:
-                vector.mul_(factor)
-            self._apply(update)
+        self._apply_scaled(self._held.pop(team, []), factor)
         yield from self._answer()
+
+    def _apply_scaled(self, updates: list[_Update], factor: float) -> None:
+        self._factor = factor
+        for update in updates:
+            for vector in update.given:
+                (vector.values() if vector.is_sparse else vector).mul_(factor)
+            self._apply(update)
 
     def _square(self, update: "_Update") -> float:
         """The square of the norm of an update's gradients together, without those of parameters that got none."""
@@ -203,7 +391,8 @@ class Shard:
             for index in set(span.places) - update.skipped:
                 place = self._places[index]
                 start, stop = max(place.start, span.start), min(place.stop, span.stop)
-                square += float(torch.linalg.vector_norm(total[start - span.start : stop - span.start])) ** 2
+                part = total.values() if total.is_sparse else total[start - span.start : stop - span.start]
+                square += float(torch.linalg.vector_norm(part)) ** 2
         return square
 
     def _answer(self) -> Iterator[Reply]:
@@ -211,16 +400,18 @@ class Shard:
         still = []
         for worker, group, step in self._unanswered:
             if self._clocks.may_read(step):
-                yield self._values(worker, self._groups[group], "params")
+                yield self._fresh(worker, group)
             else:
                 still.append((worker, group, step))
         self._unanswered = still
+        if self._exchange:
+            yield from self._exchange.messages()
 
     def _answer_all(self, worker: int) -> Iterator[Reply]:
         """A worker that has left does not go on with what it reads, so it need not be fresh."""
         for other, group, _ in self._unanswered:
             if other == worker:
-                yield self._values(worker, self._groups[group], "params")
+                yield self._fresh(worker, group)
         self._unanswered = [entry for entry in self._unanswered if entry[0] != worker]
 
     def _apply(self, update: "_Update") -> None:
@@ -228,8 +419,20 @@ class Shard:
         if update.given:
             with telemetry.timed("update"):
                 for span in update.group.spans:
-                    self._updates.apply(span, self._added(update, span), update.skipped)
+                    if self._diary:
+                        if self._diary.has(span):
+                            continue  # a server that died had come as far
+                        self._diary.begin_span(span)
+                    total = self._added(update, span)
+                    self._updates.apply(span, total, update.skipped)
+                    if self._diary:
+                        self._diary.end_span(span)
+                    if total.is_sparse:
+                        only = self._updates.keeps_to_rows(self._places[span.places[0]].group)
+                        self._news.note(update.group.index, total.indices()[0] if only else None)
             self._note(update)
+            if self._exchange:
+                self._exchange.note(update.group.index)
         for worker, gradient in zip(update.workers, update.gradients, strict=True):
             self._unanswered.append((worker, update.group.index, gradient.push.step + 1))
 
@@ -239,6 +442,11 @@ class Shard:
         unit, *weights = update.weights
         if not others:
             return first  # alone, so its weight is 1
+        if first.is_sparse:
+            total = first if unit == 1.0 else first * unit
+            for part, weight in zip(others, weights, strict=True):
+                total = torch.add(total, part, alpha=weight)
+            return total.coalesce()
         total = torch.add(first, others[0], alpha=weights[0] / unit, out=self._sum[: len(first)])
         for part, weight in zip(others[1:], weights[1:], strict=True):
             total.add_(part, alpha=weight / unit)
@@ -258,10 +466,22 @@ class Shard:
         self._versions[group.index] = version + 1
         self._count += 1
 
-    def _values(self, worker: int, group: Group, vector: str) -> Reply:
+    def _fresh(self, worker: int, group: int) -> Reply:
+        """The answer to a push that was applied."""
+        if self._clocks.fetches:
+            return worker, Applied(group=group), None
+        return self._values(worker, self._groups[group], "params", whole=False)
+
+    def _values(self, worker: int, group: Group, name: str, *, whole: bool) -> Reply:
+        """A group of a vector; if not `whole`, of a table of parameters only the rows that are news to the worker."""
         version = int(self._versions[group.index])
-        values = Values(group=group.index, version=version, vector=vector)
-        return worker, values, self._vectors[vector][group.slice]
+        vector = self._vectors[name][group.slice]
+        if group.table and name == "params":
+            numbers = self._news.tell(worker, group.index, group.table)
+            if numbers is not None and not whole:
+                values = Values(group=group.index, version=version, rows=pack(numbers))
+                return worker, values, as_table(vector, group.table)[numbers].view(-1)
+        return worker, Values(group=group.index, version=version, vector=name), vector
 
     def news(self) -> dict[str, Any]:
         """What was counted since the last time, for the records; empty if nothing was."""

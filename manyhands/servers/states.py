@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -36,5 +37,5 @@ def unpack(content: bytes) -> States:
             }
             for param, values in numbers.items()
         }
-    except (msgspec.DecodeError, KeyError, ValueError, OSError) as error:
+    except (msgspec.DecodeError, SafetensorError, KeyError, ValueError) as error:
         raise NotAMessage(f"states: {error}") from None

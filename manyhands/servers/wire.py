@@ -7,28 +7,26 @@ where they arrived, without a copy of ours.
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import zmq
 from torch import Tensor
-from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from manyhands import telemetry
+from manyhands.comm.transports.curve import Door, Keys, introduce, make_keys
 from manyhands.errors import PeerLost
 
+__all__ = ["WireLine", "WirePort", "make_keys"]
+
 _LARGEST_BYTES = 1 << 30
-_HANDSHAKE_MS = 10_000  # how long a connection may take to prove who it is
 _LINGER_MS = 2_000  # how long the last words may take to leave
 _PATIENCE_MS = 200
 _CONNECT_S = 300.0
 
 Said = tuple[int, bytes, Tensor | None]  # the worker, the header, and the vector as bytes
-
-make_keys = zmq.curve_keypair
-"""A public and a secret key; the secret one never leaves its process."""
 
 
 def _frames(content: bytes, vector: Tensor | None) -> list[Any]:
@@ -47,25 +45,20 @@ def _tensor_of(frame: zmq.Frame) -> Tensor:
 class WirePort:
     """A server's side: one socket for all workers of other hosts."""
 
-    def __init__(self, address: str, keys: tuple[bytes, bytes]) -> None:
+    def __init__(self, address: str, keys: Keys) -> None:
         self._context = zmq.Context()
-        self._allowed: Mapping[bytes, int] = {}
-        self._door = self._context.socket(zmq.REP)  # where ZeroMQ asks whether a key may come in
-        self._door.bind("inproc://zeromq.zap.01")
+        self._door = Door(self._context)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, _LINGER_MS),
             (zmq.SNDHWM, 0),
             (zmq.RCVHWM, 0),  # at most one push of each group is under way, so nothing piles up
             (zmq.MAXMSGSIZE, _LARGEST_BYTES),
-            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.IPV6, ":" in address),
         ):
             self._socket.setsockopt(option, value)
-        self._socket.curve_server = True
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys
-        self._socket.zap_domain = b"manyhands"
+        self._door.guard(self._socket, keys)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         place = f"[{address}]" if ":" in address else address
         self._socket.bind(f"tcp://{place}:*")
@@ -74,20 +67,29 @@ class WirePort:
 
     def allow(self, keys: Mapping[bytes, int]) -> None:
         """From now on these public keys may connect, each as the worker of this number."""
-        self._allowed = keys
+        self._door.allowed = {key: str(worker) for key, worker in keys.items()}
 
     def fds(self) -> Iterator[int]:
-        for part in (self._socket, self._door, self._monitor):
+        for part in (self._socket, self._door.socket, self._monitor):
             yield int(part.getsockopt(zmq.FD))
 
     def take(self) -> Iterator[Said]:
         """What has come; every socket is emptied, since its descriptor tells of news only once."""
-        self._open_door()
+        self._door.answer()
+        yield from self._messages()
+        if self._was_closed():
+            gone = [worker for worker in self._identities if not self._reaches(worker)]
+            yield from self._messages()  # whoever has gone may have said goodbye before
+            for worker in gone:
+                if worker in self._identities:
+                    raise self._lost(worker)
+
+    def _messages(self) -> Iterator[Said]:
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                break
+                return
             try:
                 worker = int(frames[-1].get("User-Id"))
             except (zmq.ZMQError, ValueError):
@@ -98,48 +100,40 @@ class WirePort:
             telemetry.count("bytes_received", sum(len(frame) for frame in frames[1:]))
             self._identities[worker] = frames[0].bytes
             yield worker, frames[1].bytes, _tensor_of(frames[2]) if len(frames) == 3 else None
-        self._look_after_the_workers()
 
-    def _open_door(self) -> None:
-        """ZeroMQ's authentication protocol: a known key is let in under its worker's number."""
-        while True:
-            try:
-                asked = self._door.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            version, number, _domain, _address, _identity, mechanism, *credentials = asked
-            known = mechanism == b"CURVE" and len(credentials) == 1
-            worker = self._allowed.get(z85.encode(credentials[0])) if known else None
-            if worker is None:
-                telemetry.count("strangers", 1)
-                self._door.send_multipart([version, number, b"400", b"no", b"", b""])
-            else:
-                self._door.send_multipart([version, number, b"200", b"OK", str(worker).encode(), b""])
-
-    def _look_after_the_workers(self) -> None:
-        """After a connection was closed, see whose it was: the socket itself says only that there was one."""
+    def _was_closed(self) -> bool:
+        """Whether a connection was closed since the last time; the socket does not say whose."""
         closed = False
         with contextlib.suppress(zmq.Again):
             while True:
                 recv_monitor_message(self._monitor, zmq.NOBLOCK)
                 closed = True
-        for worker in list(self._identities) if closed else []:
-            self._send(worker, [b""])
+        return closed
 
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
-        self._send(worker, _frames(content, vector))
+        if not self._reaches(worker, _frames(content, vector)):
+            raise self._lost(worker)
 
-    def _send(self, worker: int, parts: list[Any]) -> None:
+    def _reaches(self, worker: int, parts: Sequence[Any] = (b"",)) -> bool:
+        """Send to a worker, by default nothing but the question whether it is still there."""
         try:
             self._socket.send_multipart([self._identities[worker], *parts], copy=False)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            raise PeerLost(f"the connection with worker {worker} is gone") from None
+            return False
+        return True
+
+    def _lost(self, worker: int) -> PeerLost:
+        return PeerLost(f"the connection with worker {worker} is gone")
 
     def forget(self, worker: int) -> None:
         """A worker that has said goodbye may close its connection."""
         self._identities.pop(worker, None)
+
+    def hang_up(self) -> None:
+        """Between hosts a run ends with its first death."""
+        raise PeerLost("a worker of another host is gone")
 
     def close(self) -> None:
         self._socket.disable_monitor()
@@ -153,7 +147,7 @@ class WireLine:
 
     secret = b""
 
-    def __init__(self, server: int, endpoint: str, key: bytes, keys: tuple[bytes, bytes]) -> None:
+    def __init__(self, server: int, endpoint: str, key: bytes, keys: Keys) -> None:
         self.server = server
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -165,8 +159,7 @@ class WireLine:
             (zmq.IPV6, "[" in endpoint),
         ):
             self._socket.setsockopt(option, value)
-        self._socket.curve_serverkey = key
-        self._socket.curve_publickey, self._socket.curve_secretkey = keys
+        introduce(self._socket, key, keys)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
@@ -191,6 +184,9 @@ class WireLine:
             telemetry.count("bytes_received", sum(len(frame) for frame in frames))
             if len(frames[0]):  # else the server only wanted to know whether we are here
                 return frames[0].bytes, _tensor_of(frames[1]) if len(frames) == 2 else None
+
+    def fds(self) -> Iterator[int]:
+        yield int(self._socket.getsockopt(zmq.FD))
 
     def _sleep(self) -> None:
         """Until there is news; a connection that was closed does not come back."""

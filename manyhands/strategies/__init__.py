@@ -1,12 +1,16 @@
 """How replicas agree. Adding a strategy is one file and one line in this table."""
 
+from collections.abc import Sequence
+
 from manyhands import spec
 from manyhands.errors import UnknownName, UsageError
+from manyhands.strategies import layers
 from manyhands.strategies.ad_psgd import ADPSGD
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
 from manyhands.strategies.diloco import DiLoCo
 from manyhands.strategies.double_buffer import DoubleBuffer
+from manyhands.strategies.downpour import Downpour
 from manyhands.strategies.elastic_averaging import ElasticAveraging
 from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
@@ -14,12 +18,23 @@ from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.local_sgd import LocalSGD
 from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
+from manyhands.strategies.sandblaster import Sandblaster
 from manyhands.strategies.single import Single
 from manyhands.strategies.strategy import Asked, Strategy
 from manyhands.strategies.tournament import Tournament
 from manyhands.strategies.worker_groups import WorkerGroups
 
-__all__ = ["DEFAULT", "PRESETS", "STRATEGIES", "Asked", "Strategy", "admit", "describe", "parse"]
+__all__ = [
+    "DEFAULT",
+    "PRESETS",
+    "STRATEGIES",
+    "Asked",
+    "Strategy",
+    "admit",
+    "admit_model",
+    "describe",
+    "parse",
+]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Single,
@@ -36,6 +51,8 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "tournament": Tournament,
     "parameter-server": ParameterServer,
     "worker-groups": WorkerGroups,
+    "downpour": Downpour,
+    "sandblaster": Sandblaster,
 }
 
 DEFAULT = "all-reduce"
@@ -70,4 +87,15 @@ def admit(strategy: Strategy, asked: Asked) -> None:
             f"{name} uses no servers, and {asked.servers} were asked for; leave --servers out, or choose a strategy "
             "with servers"
         )
+    if strategy.only_optimizer and asked.optimizer not in (None, strategy.only_optimizer):
+        raise UsageError(
+            f"{name} trains with the optimizer {strategy.only_optimizer} alone, not with {asked.optimizer}; use "
+            f"{strategy.only_optimizer}, or another strategy"
+        )
     strategy.check(asked)
+
+
+def admit_model(strategy: Strategy, parameters: Sequence[str]) -> None:
+    """Refuse a model, by the names of its parameters, that lacks a layer which the settings name."""
+    for layer in strategy.layers:
+        layers.check(layer, parameters)

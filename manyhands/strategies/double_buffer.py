@@ -31,6 +31,7 @@ class DoubleBuffer(Strategy):
 
     predict: bool = True
     pooled: ClassVar[bool] = True
+    survives: ClassVar[bool] = False  # a sum under way holds gradients that only the dead worker has
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)

@@ -33,6 +33,9 @@ class Gossip(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
+    def meets(self, steps: int) -> bool:
+        return (steps + 1) % self.every == 0
+
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         loss = replica.backward(share)
         replica.apply()

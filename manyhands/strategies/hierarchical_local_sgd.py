@@ -43,6 +43,9 @@ class HierarchicalLocalSGD(Strategy):
                 f"use --workers {-(-asked.workers // self.groups) * self.groups}, or other groups="
             )
 
+    def meets(self, steps: int) -> bool:
+        return (steps + 1) % self.local_period == 0
+
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         loss = replica.backward(share)
         replica.apply()

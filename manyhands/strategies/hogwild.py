@@ -40,8 +40,8 @@ class Hogwild(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
-    def updates_late(self, workers: int) -> int:
-        return workers - 1
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
+        return -(-workers // hosts) - 1  # every host has a replica of its own
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         loss = replica.backward(share)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LocalSGD(Rounds):
     """Workers train alone and average their parameters every `period` steps (McDonald et al. 2010; Stich 2019)."""
 
-    def batches_per_update(self, workers: int) -> int:
+    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
         """Averaging after every step is an update from all workers' batches; otherwise each is made from one."""
         return workers if self.period == 1 else 1
 

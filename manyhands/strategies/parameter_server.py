@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.errors import UnknownName, UsageError
 from manyhands.servers.consistency import ASYNC, SYNC, Rule, stale
+from manyhands.strategies import layers
 from manyhands.strategies.strategy import Asked, Strategy
 
 if TYPE_CHECKING:
@@ -29,9 +30,8 @@ class ParameterServer(Strategy):
 
     consistency: str = "sync"
     bound: int | None = None  # for stale: steps that a worker may be ahead of the slowest
-    cache: bool = (
-        False  # one push and one pull per host and step: its workers add up their gradients first (Nexus)
-    )
+    cache: bool = False  # one push and one pull per host and step: its workers add up first (Nexus)
+    every: tuple[str, ...] = ()  # `classifier=4`: push the mean of this layer's gradients of 4 steps (Nexus)
     POSITIONAL: ClassVar[str] = "consistency"  # `parameter-server:async` will do
 
     def __post_init__(self) -> None:
@@ -43,6 +43,23 @@ class ParameterServer(Strategy):
             )
         if self.bound is not None and self.bound < 0:
             raise UsageError(f"bound={self.bound}: a worker may be 0 or more steps ahead of the slowest")
+        layers.numbers("every", self.every)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(layer for layer, _ in layers.numbers("every", self.every))
+
+    def every_of(self, parameter: str) -> int:
+        given = layers.numbers("every", self.every)
+        return next((steps for layer, steps in given if layers.fits(layer, parameter)), 1)
+
+    @property
+    def synchronous(self) -> bool:
+        return self.rule.gathers and not self.every
+
+    @property
+    def pooled(self) -> bool:
+        return self.rule.gathers
 
     @property
     def rule(self) -> Rule:
@@ -51,8 +68,10 @@ class ParameterServer(Strategy):
         return SYNC if self.consistency == "sync" else ASYNC
 
     @property
-    def synchronous(self) -> bool:
-        return self.rule.gathers
+    def survives(self) -> bool:
+        """Where one worker speaks for others, nobody could speak in its place; what a worker keeps back of a layer's
+        gradients would be lost with it."""
+        return not self.cache and not self.every
 
     @property
     def lockstep(self) -> bool:
@@ -69,8 +88,15 @@ class ParameterServer(Strategy):
                 "that takes one gradient per step"
             )
 
-    def updates_late(self, workers: int) -> int:
-        return 0 if self.synchronous else workers - 1
+    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
+        return workers if self.rule.gathers else workers // self._speakers(workers, hosts)
+
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
+        return 0 if self.rule.gathers else self._speakers(workers, hosts) - 1
+
+    def _speakers(self, workers: int, hosts: int) -> int:
+        """How many push gradients."""
+        return hosts if self.cache else workers
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         servers = comm.servers
@@ -91,6 +117,7 @@ class ParameterServer(Strategy):
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         assert comm.servers is not None
+        comm.servers.flush()
         comm.servers.settle()
         comm.sum_of(0.0)  # everyone's gradients are applied
         comm.servers.pull()

@@ -23,6 +23,9 @@ class Rounds(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
+    def meets(self, steps: int) -> bool:
+        return (steps + 1) % self.period == 0
+
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         self.begin(replica)
         loss = replica.backward(share)

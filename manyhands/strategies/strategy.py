@@ -63,6 +63,24 @@ class Strategy:
         return True
 
     @property
+    def survives(self) -> bool:
+        """Whether a run goes on when a worker dies, joins or leaves; servers have to know how to do without it."""
+        return self.rule is None
+
+    def meets(self, steps: int) -> bool:
+        """Whether replicas exchange what they have learned in the step that follows after so many.
+
+        What a worker has used since is safe then: some state that has it survives the loss of any one worker. In other
+        steps workers with replicas of their own need nobody.
+        """
+        return True
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same plan gives the same parameters again, to the bit."""
+        return self.lockstep
+
+    @property
     def same_settings(self) -> bool:
         """Whether the optimizers of all workers must have the same settings."""
         return True
@@ -72,11 +90,11 @@ class Strategy:
         """Steps from one time that replicas agree to the next."""
         return 1
 
-    def batches_per_update(self, workers: int) -> int:
+    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
         """How many workers' batches go into one update, which the learning rate is to fit (`fairness.py`)."""
         return workers if self.pooled else 1
 
-    def updates_late(self, workers: int) -> int:
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
         """How many updates of others usually come between a gradient and its own update (`fairness.py`)."""
         return 0
 
@@ -89,6 +107,25 @@ class Strategy:
     def cached(self) -> bool:
         """Whether the workers of a host share a replica, and one of them speaks with the servers for all."""
         return False
+
+    @property
+    def optimizer(self) -> str | None:
+        """What it trains with where the person names no optimizer; None: what fits the model (`fairness.py`)."""
+        return None
+
+    @property
+    def only_optimizer(self) -> str | None:
+        """The one optimizer that it can train with, by its name in small letters; None: any that `check` lets pass."""
+        return None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that its settings name; the model must have them."""
+        return ()
+
+    def every_of(self, parameter: str) -> int:
+        """Steps from one push of this parameter's gradients to the next, where servers own it."""
+        return 1
 
     def check(self, asked: Asked) -> None:
         """Refuse, before any process starts, what cannot run as asked."""

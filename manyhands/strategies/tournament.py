@@ -44,6 +44,9 @@ class Tournament(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
+    def meets(self, steps: int) -> bool:
+        return steps > 0 and steps % self.every == 0
+
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         rate = self._rate(replica, comm)
         if share.samples:

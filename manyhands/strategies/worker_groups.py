@@ -11,10 +11,13 @@ Who owns the parameters, and how many groups there are, gives SINGA's four topol
     one group,             workers own    all-reduce: each worker is the server of some spans
     groups of one worker,  servers own    downpour: every gradient is an update
     groups of one worker,  workers own    hogwild: the same in the memory of a host, without any waiting
+
+Servers may form groups as well. Each has an x and a U of its own and some of the groups of workers, and server groups
+tell each other now and then what they have added to x (`servers/exchange.py`).
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from manyhands.errors import UnknownName, UsageError
 from manyhands.servers.consistency import SYNC, Rule
@@ -25,7 +28,7 @@ from manyhands.strategies.settings import at_least_one
 from manyhands.strategies.strategy import Asked, Strategy
 
 if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
+    from manyhands.comm.comm import Comm, ServedDirectly
     from manyhands.replica.replica import Replica, Share
 
 OWNERS = ("servers", "workers")
@@ -40,10 +43,11 @@ class WorkerGroups(Strategy):
     between: str = "async"
     bound: int | None = None  # for stale: steps that a group may be ahead of the slowest
     owners: str = "servers"  # who has the parameters and makes the updates
-    server_groups: int = 1
+    server_groups: int = 1  # of equal size, each with all parameters and with some of the groups of workers
+    exchange_every: int = 4  # updates after which a server group tells the others, where there are several
 
     def __post_init__(self) -> None:
-        at_least_one(groups=self.groups)
+        at_least_one(groups=self.groups, server_groups=self.server_groups, exchange_every=self.exchange_every)
         if self.between not in BETWEEN:
             raise UnknownName("consistency between groups", self.between, BETWEEN)
         if self.owners not in OWNERS:
@@ -54,10 +58,10 @@ class WorkerGroups(Strategy):
             raise UsageError(
                 "between=stale needs groups that can wait: use groups=2 or more with owners=servers"
             )
-        if self.server_groups != 1:
+        if self.server_groups > 1 and (self.owners == "workers" or self.between == "stale"):
             raise UsageError(
-                f"server_groups={self.server_groups}: there is one group of servers, which has the parameters once; "
-                "leave it out, and choose the number of servers with --servers"
+                f"server_groups={self.server_groups} needs owners=servers and between=async: server groups know "
+                "nothing of each other's steps; leave it out otherwise"
             )
 
     @property
@@ -67,7 +71,18 @@ class WorkerGroups(Strategy):
         if self.groups == 1:
             return SYNC
         bound = DEFAULT_BOUND if self.bound is None and self.between == "stale" else self.bound
-        return Rule(gathers=True, teams=self.groups, bound=bound)
+        return Rule(
+            gathers=True,
+            teams=self.groups // self.server_groups,
+            bound=bound,
+            parties=self.server_groups,
+            exchange_every=self.exchange_every,
+        )
+
+    @property
+    def survives(self) -> bool:
+        """Groups are of equal size: there is no going on without a member."""
+        return self.owners == "workers" and self.groups == 1
 
     @property
     def synchronous(self) -> bool:
@@ -81,8 +96,12 @@ class WorkerGroups(Strategy):
     def shares_replica(self) -> bool:
         return self.owners == "workers"
 
-    def batches_per_update(self, workers: int) -> int:
+    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
         return max(1, workers // self.groups)  # asked also of plans that `check` refuses
+
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
+        beside = self.groups // self.server_groups - 1
+        return beside + (self.server_groups - 1) * self.exchange_every
 
     def check(self, asked: Asked) -> None:
         workers, groups = asked.workers, self.groups
@@ -91,6 +110,13 @@ class WorkerGroups(Strategy):
                 f"{workers} workers cannot form {groups} groups of equal size ({workers} ÷ {groups} leaves "
                 f"{workers % groups}); use --workers {-(-workers // groups) * groups}, or other groups="
             )
+        for count, what in ((groups, "groups of workers"), (asked.servers, "servers")):
+            if self.owners == "servers" and count % self.server_groups:
+                raise UsageError(
+                    f"{count} {what} cannot be divided among {self.server_groups} server groups "
+                    f"({count} ÷ {self.server_groups} leaves {count % self.server_groups}); use a multiple of "
+                    f"{self.server_groups}, or other server_groups="
+                )
         if self.owners == "workers" and groups not in (1, workers):
             raise UsageError(
                 f"{groups} groups of {workers // groups} workers need servers to wait in: use owners=servers with "
@@ -117,4 +143,11 @@ class WorkerGroups(Strategy):
         self._way.leave(replica, comm)
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
+        if self.server_groups > 1:
+            servers = cast("ServedDirectly", comm.servers)
+            servers.settle()
+            for _ in range(2):  # first all that is known comes together, then all know it
+                comm.sum_of(0.0)
+                servers.meet()
+            comm.sum_of(0.0)
         self._way.agree(replica, comm)

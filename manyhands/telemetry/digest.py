@@ -44,6 +44,8 @@ class Digest:
                     worker.add_step(record)
                     if record.get("samples") != 0:  # a worker that had no share of this step
                         self._add_loss(record.get("loss"))
+            elif kind in ("death", "leave"):
+                self.workers.pop(record["rank"], None)
             elif kind == "evaluate":
                 self.evaluation = record
         for worker in self.workers.values():

@@ -459,7 +459,6 @@ def test_trainers_get_their_own_settings_back_from_a_checkpoint(tmp_path: Path) 
         ("hogwild:average_every=0", Asked(workers=2), "average_every=0: it must be at least 1"),
         ("hogwild", Asked(workers=2, optimizer="lbfgs"), "lbfgs evaluates the loss several times"),
         ("gossip:every=0", Asked(workers=2), "every=0: it must be at least 1"),
-        ("ad-psgd", Asked(workers=4, hosts=2), "these workers are on 2; use --strategy gossip"),
         ("tournament:spread=0.5", Asked(workers=2), "spread=0.5: it must be at least 1"),
     ],
 )

@@ -16,9 +16,10 @@ from torch.utils.data import TensorDataset
 from manyhands import job, models, placement
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
+from manyhands.evaluating import accuracy
 from manyhands.placement import PLACEMENTS
 from manyhands.placement.stages.schedule import SCHEDULES
-from manyhands.sessions import Session, accuracy
+from manyhands.sessions import Session
 from tests.crew import in_threads
 
 Batch = tuple[Tensor, Tensor]

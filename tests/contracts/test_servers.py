@@ -2,8 +2,9 @@
 
 import functools
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyhands import strategies, telemetry
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
 from manyhands.servers import shard
@@ -19,6 +21,7 @@ from tests.contracts.test_sessions import Numbered
 from tests.contracts.test_strategies import (
     CASES,
     OPTIMIZERS,
+    Steps,
     assert_close,
     assert_same_bits,
     loss,
@@ -82,6 +85,136 @@ def test_one_push_per_host_equals_one_big_batch(workers: int, case: str) -> None
     assert_same_bits(ours)
 
 
+RARE = "every=into=3-tied.weight=2"
+
+
+def with_rare_layers(steps: Steps, *, clip: float | None = None, pauses: Collection[int] = ()) -> nn.Module:
+    """The definition of `RARE`: the mean over a layer's steps when it is due; at a pause, what is left."""
+    net = make_net()
+    optimizer = with_momentum(net)
+    every = {
+        name: 3 if name.startswith("into.") else 2 if name == "tied.weight" else 1 for name in PARAMETERS
+    }
+    kept: dict[str, list[Tensor]] = {name: [] for name in PARAMETERS}
+
+    def update(due: Callable[[str], bool]) -> None:
+        for name, param in net.named_parameters():
+            param.grad = torch.stack(kept.pop(name)).mean(0) if kept[name] and due(name) else None
+            kept.setdefault(name, [])
+        if clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+
+    for number, workers in enumerate(steps, start=1):
+        batches = [batch for accumulated in workers for batch in accumulated]
+        total = sum(len(targets) for _, targets in batches)
+        optimizer.zero_grad()
+        for batch in batches:
+            (loss(net, batch) * (len(batch[1]) / total)).backward()
+        for name, param in net.named_parameters():
+            assert param.grad is not None
+            kept[name].append(param.grad)
+        update(lambda name: len(kept[name]) == every[name])
+        if number in pauses or number == len(steps):
+            update(lambda name: True)
+    return net
+
+
+PARAMETERS = [name for name, _ in make_net().named_parameters()]
+
+
+def with_momentum(net: nn.Module) -> Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("strategy", ["parameter-server", CACHE])
+@pytest.mark.parametrize("case", ["plain", "clipped", "accumulated", "a worker without data"])
+def test_layers_that_are_pushed_every_few_steps_get_the_mean_of_their_gradients(
+    case: str, strategy: str
+) -> None:
+    settings = dict(CASES[case])
+    steps = [*make_steps(2, settings.pop("sizes", lambda step, rank: [6])), *make_steps(2)]
+    text = f"{strategy}{',' if ':' in strategy else ':'}{RARE}"
+    ours = together(2, text, make_net, with_momentum, steps, **settings)
+    assert_close(ours[0], with_rare_layers(steps, **settings))
+    assert_same_bits(ours)
+
+
+@pytest.mark.parametrize("consistency", ["async", "stale,bound=0", "async,cache=true"])
+def test_a_worker_that_gathers_with_nobody_keeps_layers_back_as_well(consistency: str) -> None:
+    steps = [*make_steps(1), *make_steps(1)]
+
+    def work(world: World) -> list[Tensor]:
+        net = make_net()
+        strategy = f"parameter-server:{consistency},{RARE}"
+        session = Session(net, with_momentum(net), loss, world=world, strategy=strategy)
+        for number, step in enumerate(steps, start=1):
+            session.step(*step[0])
+            session.servers.settle()  # type: ignore[union-attr]
+            if number == 4:
+                session.evaluate(Numbered(4))
+        return trained(session)
+
+    (ours,) = in_threads(1, work, servers=3)
+    assert_close(ours, with_rare_layers(steps, pauses=[4]))
+
+
+def test_a_checkpoint_leaves_nothing_kept_back(tmp_path: Path) -> None:
+    steps = [*make_steps(2), *make_steps(2)]
+    ours: list[list[Tensor]] = []
+    for servers, part in ((2, steps[:4]), (1, steps[4:])):
+
+        def work(world: World, part: Steps = part, resume: bool = servers == 1) -> list[Tensor]:
+            net = make_net()
+            strategy = f"parameter-server:{RARE}"
+            session = Session(net, with_momentum(net), loss, world=world, strategy=strategy)
+            assert not resume or session.resume(tmp_path) is not None
+            for step in part:
+                session.step(*step[world.rank])
+            session.save(tmp_path)
+            return trained(session)
+
+        ours = in_threads(2, work, servers=servers)
+    assert_close(ours[0], with_rare_layers(steps, pauses=[4]))
+
+
+def test_a_step_in_which_nothing_is_pushed_is_a_step() -> None:
+    steps = make_steps(2)
+    ours = together(2, "parameter-server:every=*=99", make_net, with_momentum, steps, clip=0.05)
+    mean = make_net()
+    optimizer = with_momentum(mean)
+    for workers in steps:
+        for batches in workers:
+            for batch in batches:
+                (loss(mean, batch) / (2 * len(steps))).backward()
+    nn.utils.clip_grad_norm_(mean.parameters(), 0.05)
+    optimizer.step()
+    assert_close(ours[0], mean)
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused() -> None:
+    for layer, known in (
+        ("branches", "conv, into, out, tied"),
+        ("into.gate", "into.bias, into.weight"),
+        ("x.*", "again, conv"),
+    ):
+        strategy = f"parameter-server:every={layer}=2"
+        message = refused(lambda world, text=strategy: make_session(world, text), servers=1)  # type: ignore[misc]
+        assert f"unknown layer '{layer}'" in message
+        assert known in message
+
+
+def test_every_is_part_of_the_text_of_the_strategy() -> None:
+    text = "parameter-server:consistency=async,every=into=3-*.bias=2"
+    strategy = strategies.parse(text)
+    assert strategies.describe(strategy) == text
+    names = ("into.weight", "into.bias", "out.bias", "out.weight", "intone.weight")
+    assert [strategy.every_of(name) for name in names] == [3, 3, 2, 1, 1]
+    for wrong in ("into.*", "into.*=0", "=3", "into.*=x", "into=-2", "into=2="):
+        with pytest.raises(UsageError, match="expected a layer and a number of at least 1"):
+            strategies.parse(f"parameter-server:every={wrong}")
+
+
 @pytest.mark.parametrize("strategy", [ASYNC, STALE])
 def test_one_worker_without_gathering_is_plain_pytorch(strategy: str) -> None:
     """Nobody else pushes, so nothing is stale: except that a step may begin before the last update is there."""
@@ -96,6 +229,73 @@ def test_one_worker_without_gathering_is_plain_pytorch(strategy: str) -> None:
 
     (ours,) = in_threads(1, work, servers=2)
     assert_close(ours, plainly(make_net(), functools.partial(two_groups, OPTIMIZERS["momentum"]), steps))
+
+
+def test_gradients_leave_while_the_backward_pass_goes_on() -> None:
+    def work(world: World) -> list[float]:
+        session = make_session(world, "parameter-server")
+        left: list[float] = []
+        first = session.model.conv.weight  # type: ignore[union-attr]
+        first.register_hook(lambda grad: left.append(telemetry.totals()["pushes"]))  # type: ignore[operator,union-attr]
+        for step in make_steps(1)[:2]:
+            before = telemetry.totals().get("pushes", 0)
+            session.step(*step[0])
+            left.append(telemetry.totals()["pushes"] - before)
+            left[-2] -= before
+        session.close()
+        return left
+
+    (counts,) = in_threads(1, work, servers=2)
+    assert counts == [1, 2, 1, 2], "pushes by the time of the last gradient, and in all, of two steps"
+
+
+def test_without_gathering_the_next_forward_pass_does_not_wait_for_the_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forwards, updates = threading.Semaphore(0), []
+    apply = shard.Shard._apply
+
+    def slowly(self: shard.Shard, update: "shard._Update") -> None:
+        if update.group.index == 0:
+            updates.append(forwards.acquire(timeout=20) and forwards.acquire(timeout=20))
+        apply(self, update)
+
+    def noticed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        forwards.release()
+        return loss(model, batch)
+
+    monkeypatch.setattr(shard.Shard, "_apply", slowly)
+
+    def work(world: World) -> None:
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        session = Session(net, optimizer, noticed, world=world, strategy=ASYNC)
+        steps = make_steps(1)
+        session.step(*steps[0][0])
+        session.step(*steps[1][0])
+        forwards.release(4)  # for the last update, and for nobody
+        session.close()
+
+    in_threads(1, work, servers=1)
+    assert updates == [True, True], "the first update was made after the second forward pass had begun"
+
+
+def test_an_update_on_the_same_host_is_seen_without_a_copy() -> None:
+    """A worker that says and asks nothing sees it: what it computes on is the memory that the server updates."""
+
+    def work(world: World) -> bool:
+        session = make_session(world, ASYNC)
+        before = [param.detach().clone() for param in session.model.parameters()]
+        world.host.barrier()
+        if world.rank == 0:
+            session.step(Numbered(4)[0:4])
+            session.servers.settle()  # type: ignore[union-attr]
+        world.host.barrier()
+        seen = not any(torch.equal(a, b) for a, b in zip(before, session.model.parameters(), strict=True))
+        trained(session)
+        return seen
+
+    assert in_threads(2, work, servers=2) == [True, True]
 
 
 @pytest.mark.parametrize("strategy", ["parameter-server", ASYNC, STALE, CACHE, "two-level"])
@@ -120,8 +320,10 @@ def test_workers_learn_and_end_with_the_same_parameters(strategy: str) -> None:
     assert_same_bits([params for _, _, params, _ in results])
 
 
-@pytest.mark.parametrize("bound", [0, 2])
-def test_the_bound_on_staleness_is_kept_at_every_update(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bound", "more"), [(0, ""), (2, ""), (1, ",every=*=3")])
+def test_the_bound_on_staleness_is_kept_at_every_update(
+    bound: int, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers of very different speed; every update is looked at as it is made."""
     leads: list[int] = []
     note = shard.Shard._note
@@ -141,7 +343,7 @@ def test_the_bound_on_staleness_is_kept_at_every_update(bound: int, monkeypatch:
     delays = [[chance.choice([0.0, 0.0, 0.0, 0.02]) * (1 + rank) for _ in range(40)] for rank in range(3)]
 
     def work(world: World) -> None:
-        session = make_session(world, f"stale:bound={bound}", "sgd")
+        session = make_session(world, f"stale:bound={bound}{more}", "sgd")
         for number in range(10 + 10 * world.rank):  # out of data at different times: nobody waits for those
             time.sleep(delays[world.rank][number])
             session.step(data[4 * number : 4 * number + 4])

@@ -2,18 +2,21 @@
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from manyhands import strategies
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, UsageError
-from manyhands.sessions import Session, accuracy
+from manyhands.evaluating import accuracy
+from manyhands.sessions import Session
 from tests.contracts.test_strategies import (
     OPTIMIZERS,
     SYNCHRONOUS,
@@ -22,6 +25,8 @@ from tests.contracts.test_strategies import (
     assert_same_bits,
     loss,
     make_net,
+    optimizer_for,
+    plainly,
     two_groups,
 )
 from tests.crew import in_threads
@@ -48,10 +53,15 @@ def numbers(batch: tuple[Tensor, Tensor]) -> list[int]:
 
 
 def make_session(
-    world: World, strategy: str = "all-reduce", optimizer: str = "momentum", **more: Any
+    world: World,
+    strategy: str = "all-reduce",
+    optimizer: str = "momentum",
+    make: Callable[[nn.Module], Optimizer] | None = None,
+    **more: Any,
 ) -> Session:
     net = make_net()
-    return Session(net, two_groups(OPTIMIZERS[optimizer], net), loss, world=world, strategy=strategy, **more)
+    made = make(net) if make else two_groups(OPTIMIZERS[optimizer], net)
+    return Session(net, made, loss, world=world, strategy=strategy, **more)
 
 
 @pytest.mark.parametrize("length", [48, 49, 50, 53, 7, 3, 1])
@@ -80,9 +90,11 @@ def test_every_sample_is_used_exactly_once_per_epoch(workers: int, length: int) 
 
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_the_number_of_workers_does_not_change_the_result(strategy: str) -> None:
+    make = optimizer_for(strategy, functools.partial(two_groups, OPTIMIZERS["momentum"]))
+
     def train(workers: int, batch_size: int, strategy: str) -> list[Tensor]:
         def work(world: World) -> list[Tensor]:
-            session = make_session(world, strategy)
+            session = make_session(world, strategy, make=make)
             for _ in range(2):
                 for batch in session.batches(Numbered(47), batch_size=batch_size):
                     session.step(batch)
@@ -103,10 +115,11 @@ def test_workers_with_different_numbers_of_batches(strategy: str) -> None:
     """Iterables of one's own, uneven; whoever is out of data still serves the others, with their learning rate."""
     data = Numbered(60)
     shares = [[data[i : i + 4] for i in range(start, stop, 4)] for start, stop in ((0, 8), (8, 32), (32, 60))]
+    make = optimizer_for(strategy, functools.partial(two_groups, OPTIMIZERS["momentum"]))
 
     def work(world: World) -> tuple[int, list[Tensor]]:
-        session = make_session(world, strategy)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(session.optimizer, 0.5)
+        session = make_session(world, strategy, make=make)
+        schedule = torch.optim.lr_scheduler.StepLR(session.optimizer, 2, 0.5)
         for batch in session.batches(shares[world.rank]):
             session.step(batch)
             schedule.step()
@@ -117,16 +130,8 @@ def test_workers_with_different_numbers_of_batches(strategy: str) -> None:
     assert [steps for steps, _ in results] == [7, 7, 7]
     assert_same_bits([params for _, params in results])
 
-    want = make_net()
-    optimizer = two_groups(OPTIMIZERS["momentum"], want)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    for number in range(7):
-        batches = [share[number] for share in shares if number < len(share)]
-        optimizer.zero_grad()
-        for batch in batches:
-            (loss(want, batch) / len(batches)).backward()
-        optimizer.step()
-        schedule.step()
+    steps = [[[share[number]] for share in shares if number < len(share)] for number in range(7)]
+    want = plainly(make_net(), make, steps, scheduled=True)
     assert_close(results[0][1], want)
 
 

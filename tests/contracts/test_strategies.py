@@ -24,16 +24,23 @@ Steps = Sequence[Sequence[Sequence[Batch]]]  # per step, per worker, the batches
 
 STEPS = 5
 NAMES = [*STRATEGIES, *PRESETS]
-_texts = [*NAMES, *(f"all-reduce:topology={name}" for name in TOPOLOGIES)]
+SERVER_GROUPS = "worker-groups:server_groups=2"
+_texts = [*NAMES, *(f"all-reduce:topology={name}" for name in TOPOLOGIES), SERVER_GROUPS]
 DIFFERENT = list({strategies.parse(text): text for text in reversed(_texts)}.values())[
     ::-1
 ]  # each thing once
 SYNCHRONOUS = [text for text in DIFFERENT if strategies.parse(text).synchronous]
 TOGETHER = [text for text in SYNCHRONOUS if text != "single"]
+REPEATABLE = [text for text in DIFFERENT if strategies.parse(text).repeatable]
+ANY_OPTIMIZER = [text for text in DIFFERENT if not strategies.parse(text).only_optimizer]
 # Servers run any optimizer that takes one gradient per step.
 WITHOUT_SERVERS = [text for text in TOGETHER if not strategies.parse(text).rule]
 APART = [text for text in DIFFERENT if text not in SYNCHRONOUS]
-IN_STEP = [text for text in APART if strategies.parse(text).lockstep]  # others do not run twice alike
+
+
+def both(some: Sequence[str], others: Sequence[str]) -> list[str]:
+    return [text for text in some if text in others]
+
 
 # Why one worker alone does not train as plain PyTorch does.
 OTHER_ALONE = {
@@ -116,12 +123,26 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 
 
+def optimizer_for(strategy: str, usual: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Module], Optimizer]:
+    """What a test trains with under a strategy: the usual, or the only one that the strategy has."""
+    only = strategies.parse(strategy).only_optimizer
+    return {"lbfgs": lbfgs}[only] if only else usual
+
+
 def two_groups(make: Callable[..., Optimizer], net: nn.Module) -> Optimizer:
     """Biases with a rate of their own; the parameters in an order of their own."""
     params = dict(net.named_parameters())
     biases = [params[name] for name in params if name.endswith("bias")]
     weights = [params[name] for name in reversed(params) if not name.endswith("bias")]
     return make([{"params": weights}, {"params": biases, "lr": 0.02}])
+
+
+def lbfgs(net: nn.Module) -> Optimizer:
+    return torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe")
+
+
+def plain_sgd(net: nn.Module) -> Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1)
 
 
 def plainly(
@@ -131,19 +152,29 @@ def plainly(
     *,
     clip: float | None = None,
     scheduled: bool = False,
+    before: Callable[[nn.Module, int], None] | None = None,
 ) -> nn.Module:
     """The definition: one process, plain PyTorch, the gradient of the mean over all samples of the step."""
     optimizer = make(net)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if scheduled else None
-    for workers in steps:
+    for number, workers in enumerate(steps):
         batches = [batch for accumulated in workers for batch in accumulated]
-        total = sum(len(targets) for _, targets in batches)
-        optimizer.zero_grad()
-        for batch in batches:
-            (loss(net, batch) * (len(batch[1]) / total)).backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(net.parameters(), clip)
-        optimizer.step()
+        if before:
+            before(net, number)
+
+        def closure(batches: Sequence[Batch] = batches) -> float:
+            total = sum(len(targets) for _, targets in batches)
+            optimizer.zero_grad()
+            value = 0.0
+            for batch in batches:
+                part = loss(net, batch) * (len(batch[1]) / total)
+                part.backward()
+                value += part.item()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(net.parameters(), clip)
+            return value
+
+        optimizer.step(closure)
         if scheduler:
             scheduler.step()
     return net
@@ -158,17 +189,30 @@ def together(
     *,
     clip: float | None = None,
     scheduled: bool = False,
+    before: Callable[[nn.Module, int], None] | None = None,
+    journaled: bool = False,
 ) -> list[list[Tensor]]:
     """The same through sessions; returns the parameters that each worker ends with."""
 
     def work(world: World) -> list[Tensor]:
         model = net()
+        if before:
+            before(model, 0)
         optimizer = make(model)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if scheduled else None
         session = Session(
-            model, optimizer, loss, world=world, strategy=strategy, clip_norm=clip, scheduler=scheduler
+            model,
+            optimizer,
+            loss,
+            world=world,
+            strategy=strategy,
+            clip_norm=clip,
+            scheduler=scheduler,
+            journaled=journaled,
         )
-        for step in steps:
+        for number, step in enumerate(steps):
+            if before:
+                before(model, number)
             session.step(*step[world.rank])
         session.close()
         return [param.detach().clone() for param in model.parameters()]
@@ -189,7 +233,7 @@ def assert_same_bits(replicas: Sequence[Sequence[Tensor]]) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+@pytest.mark.parametrize("strategy", both(SYNCHRONOUS, ANY_OPTIMIZER))
 def test_a_world_of_one_is_plain_pytorch_bit_for_bit(strategy: str, optimizer: str) -> None:
     make = functools.partial(two_groups, OPTIMIZERS[optimizer])
     steps = make_steps(1, dtype=torch.float32)
@@ -239,22 +283,41 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("strategy", TOGETHER)
-def test_synchronous_strategies_equal_one_big_batch(strategy: str, case: str, workers: int) -> None:
+def assert_equals_one_big_batch(
+    case: str,
+    workers: int,
+    strategy: str,
+    make: Callable[[nn.Module], Optimizer],
+    *,
+    journaled: bool = False,
+) -> None:
     settings = dict(CASES[case])
     optional = settings.pop("optional", False)
     sizes = settings.pop("sizes", lambda step, rank: [6])
     if settings.pop("lonely", False):
         sizes = lambda step, rank: [4] if rank == workers - 1 else []  # noqa: E731
-    make = functools.partial(two_groups, OPTIMIZERS["momentum"])
     net = functools.partial(make_net, optional=optional)
     steps = make_steps(workers, sizes)
     want = plainly(net(), make, steps, **settings)
-    ours = together(workers, strategy, net, make, steps, **settings)
+    ours = together(workers, strategy, net, make, steps, journaled=journaled, **settings)
     assert_close(ours[0], want)
     assert_same_bits(ours)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("strategy", TOGETHER)
+def test_synchronous_strategies_equal_one_big_batch(strategy: str, case: str, workers: int) -> None:
+    make = optimizer_for(strategy, functools.partial(two_groups, OPTIMIZERS["momentum"]))
+    assert_equals_one_big_batch(case, workers, strategy, make)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "amsgrad", "adamw", "rmsprop"])
+def test_updates_that_survive_a_death_equal_one_big_batch(optimizer: str, case: str) -> None:
+    """They are written down first, and some are made by other kernels."""
+    make = functools.partial(two_groups, OPTIMIZERS[optimizer])
+    assert_equals_one_big_batch(case, 3, "all-reduce", make, journaled=True)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -280,10 +343,11 @@ def test_replicas_agree_at_every_pause_whatever_data_the_workers_have(strategy: 
     steps = make_steps(crew_of(strategy))
     (held_out,) = make_steps(1)[0][0]
 
+    make = optimizer_for(strategy, functools.partial(two_groups, OPTIMIZERS["momentum"]))
+
     def work(world: World) -> list[Tensor]:
         net = make_net()
-        optimizer = two_groups(OPTIMIZERS["momentum"], net)
-        session = Session(net, optimizer, loss, world=world, strategy=strategy, clip_norm=0.3)
+        session = Session(net, make(net), loss, world=world, strategy=strategy, clip_norm=0.3)
         mine = [batch for step in steps for batch in step[world.rank]]
         mine = mine[: {0: 5, 1: 0, 2: 3, 3: 4}[world.rank]]
         seen = []
@@ -310,7 +374,7 @@ def test_replicas_agree_at_every_pause_whatever_data_the_workers_have(strategy: 
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize("strategy", IN_STEP)
+@pytest.mark.parametrize("strategy", both(APART, REPEATABLE))
 def test_resume_equals_a_run_that_only_saved(strategy: str, optimizer: str, tmp_path: Path) -> None:
     """Bit for bit, with a worker that has no data at first, so that states of optimizers differ."""
     steps = make_steps(3, lambda step, rank: [4] if rank != 1 or step > 1 else []) * 3
@@ -346,11 +410,11 @@ def test_every_strategy_learns(strategy: str) -> None:
         (inputs, (inputs.mean((1, 2, 3)) > 0).long()) for inputs, _ in _many_batches(crew_of(strategy))
     ]
 
+    make = optimizer_for(strategy, plain_sgd)
+
     def work(world: World) -> tuple[float, float]:
         net = make_net()
-        session = Session(
-            net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world, strategy=strategy
-        )
+        session = Session(net, make(net), loss, world=world, strategy=strategy)
         samples = [sample for batch in batches for sample in zip(*batch, strict=True)]
         before = session.evaluate(samples)["loss"]
         for _ in range(25):
@@ -367,9 +431,9 @@ def _many_batches(count: int) -> list[Batch]:
     return [batch for step in make_steps(count, lambda step, rank: [24])[:1] for (batch,) in step]
 
 
-@pytest.mark.parametrize("strategy", TOGETHER)
+@pytest.mark.parametrize("strategy", both(TOGETHER, REPEATABLE))
 def test_the_same_run_gives_the_same_bits(strategy: str) -> None:
-    make = functools.partial(two_groups, OPTIMIZERS["adam"])
+    make = optimizer_for(strategy, functools.partial(two_groups, OPTIMIZERS["adam"]))
     net = functools.partial(make_net, torch.float32)
     steps = make_steps(3, dtype=torch.float32)
     assert_same_bits([together(3, strategy, net, make, steps)[0] for _ in range(3)])
@@ -377,12 +441,15 @@ def test_the_same_run_gives_the_same_bits(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_worker_0_decides_the_initial_parameters(strategy: str) -> None:
+    make = optimizer_for(
+        strategy, lambda net: torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    )
+
     def work(world: World) -> dict[str, Tensor]:
         model = make_net(seed=world.rank)
         model.conv.requires_grad_(False)
         model.register_buffer("mean", torch.full((3,), float(world.rank)))
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        with Session(model, optimizer, loss, world=world, strategy=strategy):
+        with Session(model, make(model), loss, world=world, strategy=strategy):
             return {name: value.clone() for name, value in model.state_dict().items()}
 
     replicas = in_threads(3, work, strategy=strategy)
@@ -395,63 +462,28 @@ def test_worker_0_decides_the_initial_parameters(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_frozen_parameters_stay_and_may_be_thawed(strategy: str) -> None:
     steps = make_steps(2)
+    make = optimizer_for(strategy, lambda net: OPTIMIZERS["momentum"](net.parameters()))
 
-    def freeze(net: Net, frozen: bool) -> None:
-        net.conv.requires_grad_(not frozen)
+    def freeze(net: nn.Module, number: int) -> None:
+        net.get_submodule("conv").requires_grad_(number >= 2)
 
-    want = make_net()
-    optimizer = OPTIMIZERS["momentum"](want.parameters())
-    for number, workers in enumerate(steps):
-        freeze(want, number < 2)
-        optimizer.zero_grad()
-        for ((inputs, targets),) in workers:
-            (loss(want, (inputs, targets)) / 2).backward()
-        optimizer.step()
-
-    def work(world: World) -> list[Tensor]:
-        net = make_net()
-        freeze(net, True)
-        session = Session(net, OPTIMIZERS["momentum"](net.parameters()), loss, world=world, strategy=strategy)
-        for number, step in enumerate(steps):
-            freeze(net, number < 2)
-            session.step(*step[world.rank])
-        session.close()
-        return [param.detach().clone() for param in net.parameters()]
-
-    ours = in_threads(2, work, strategy=strategy)
+    want = plainly(make_net(), make, steps, before=freeze)
+    ours = together(2, strategy, make_net, make, steps, before=freeze)
     assert_close(ours[0], want)
     assert_same_bits(ours)
 
 
 @pytest.mark.parametrize("strategy", WITHOUT_SERVERS)
 def test_lbfgs_with_clipping_and_a_worker_without_data_stays_together(strategy: str) -> None:
-    def make(net: nn.Module) -> Optimizer:
-        return torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe")
-
     steps = make_steps(3, lambda step, rank: [] if rank == 1 else [4])
-    assert_same_bits(together(3, strategy, make_net, make, steps, clip=0.05))
+    assert_same_bits(together(3, strategy, make_net, lbfgs, steps, clip=0.05))
 
 
 @pytest.mark.parametrize("strategy", WITHOUT_SERVERS)
 def test_lbfgs_equals_one_process(strategy: str) -> None:
-    def make(net: nn.Module) -> Optimizer:
-        return torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
-
     steps = make_steps(2)
-    want = make_net()
-    optimizer = make(want)
-    for workers in steps:
-        inputs = torch.cat([batch[0] for (batch,) in workers])
-        targets = torch.cat([batch[1] for (batch,) in workers])
-
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
-            optimizer.zero_grad()
-            value = loss(want, (inputs, targets))
-            value.backward()
-            return value
-
-        optimizer.step(closure)
-    ours = together(2, strategy, make_net, make, steps)
+    want = plainly(make_net(), lbfgs, steps)
+    ours = together(2, strategy, make_net, lbfgs, steps)
     assert_close(ours[0], want, 1e-6)
     assert_same_bits(ours)
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from manyhands.lab import hosts
+
 pytestmark = pytest.mark.timeout(
-    240
-)  # some 20 s alone; the processes are many, and others may use the machine
+    600
+)  # a minute alone; the processes are many, and others may use the machine
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OPTIONS = {
@@ -24,12 +26,19 @@ OPTIONS = {
     "collectives": ["--processes", "2"],
     "memory": ["--workers", "1"],
     "startup": ["--workers", "1"],
+    "strategies-servers": ["servers", "--jobs", "small-mlp", "--contenders", "ours", "rpc"],
+    "strategies-traffic": ["traffic", "--cases", "ring"],
+    "strategies-stragglers": ["stragglers", "--workers", "2"],
+    "strategies-accuracy": ["accuracy", "--strategies", "single"],
 }
+AT_ONCE = 3
+WHY_NO_HOSTS = hosts.available()
 HAS_MPICH = shutil.which("mpiexec", path=sysconfig.get_path("scripts")) is not None
 
 
 def run(name: str, out: Path) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--out", "out.json", *OPTIONS[name]]
+    script = FOLDER / f"{name.partition('-')[0]}.py"
+    command = [sys.executable, str(script), "--quick", "--out", "out.json", *OPTIONS[name]]
     environ = {**os.environ, "TMPDIR": str(out)}  # torchrun leaves files there
     with subprocess.Popen(command, cwd=out, env=environ, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -49,9 +58,10 @@ Results = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All of them at the same time: most of each is starting processes, and nothing here is about speed."""
-    names = [name for name in OPTIONS if name != "collectives" or HAS_MPICH]
-    with ThreadPoolExecutor(len(names)) as pool:
+    """Some at the same time: most of each is starting processes, and nothing here is about speed."""
+    left_out = {"collectives": not HAS_MPICH, "strategies-traffic": WHY_NO_HOSTS is not None}
+    names = [name for name in OPTIONS if not left_out.get(name)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = {name: pool.submit(partial(run, name, tmp_path_factory.mktemp(name))) for name in names}
     return lambda name: runs[name].result()
 
@@ -98,3 +108,31 @@ def test_startup(results: Results) -> None:
     found = results("startup")
     assert_ratios(found["ratios"], ["manyhands launch ÷ torchrun, DDP"])
     assert all(seconds[0] > 0 for seconds in found["seconds"].values())
+
+
+def test_servers(results: Results) -> None:
+    found = results("strategies-servers")["small-mlp"]
+    assert_ratios(found["ratios"], ["ours ÷ torch RPC server"])
+    for name in ("ours", "rpc"):
+        assert [len(worker["step_s"]) for worker in found["turns"][name][0]] == [2, 2], "one of three serves"
+
+
+@pytest.mark.skipif(WHY_NO_HOSTS is not None, reason=str(WHY_NO_HOSTS))
+def test_traffic(results: Results) -> None:
+    found = results("strategies-traffic")
+    assert [host["host"] for host in found["ring"]["hosts"]] == [0, 1, 2, 3]
+    for host in found["ring"]["hosts"]:
+        assert host["formula_bytes"] == 3_000_000
+        assert host["reached"], f"{host['sent_bytes']} bytes left a host in a step of a ring"
+
+
+def test_stragglers(results: Results) -> None:
+    for found in results("strategies-stragglers").values():
+        assert_ratios(found["ratios"], [found["ratios"][0]["name"]])
+        assert all(0 <= each[0] <= 1 for each in found["accuracy"].values())
+
+
+def test_accuracy(results: Results) -> None:
+    (turn,) = results("strategies-accuracy")["single"]
+    assert "error" not in turn
+    assert turn["optimizer"] == "sgd:lr=0.025,momentum=0.9"

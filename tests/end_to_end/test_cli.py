@@ -28,11 +28,11 @@ from tests.end_to_end.commands import Done, manyhands, parameters, same_bits
 VERBS = ("train", "launch", "list", "convert", "doctor")
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
-FLAGS = {"train": 18, "launch": 6, "list": 0, "convert": 2, "doctor": 0}
+FLAGS = {"train": 20, "launch": 7, "list": 0, "convert": 2, "doctor": 0}
 
 SUMMARY = {
     *("samples_per_second", "loss", "accuracy", "steps", "samples", "workers", "bytes_sent", "wall_s"),
-    *("epochs", "hosts", "strategy", "placement", "shared_bytes"),
+    *("epochs", "hosts", "strategy", "placement", "shared_bytes", "committed"),
 }
 
 
@@ -105,6 +105,8 @@ def test_list_names_everything(what: str, names: list[str], capsys: pytest.Captu
     for name, line in zip(names, lines, strict=True):
         assert name in line
         assert len(line.split()) > 3, "one line on each"
+    assert "=None" not in done.out, "nobody can type that"
+    assert "=()" not in done.out
 
 
 # It refuses
@@ -145,6 +147,8 @@ def files(here: Path) -> Path:
         ("train --resume", ["--resume needs --out"]),
         ("train --resume --out folder", ["no checkpoint in folder"]),
         ("train --resume --out absent", ["no checkpoint in absent"]),
+        ("train --save-every 5", ["save_every='5'", "500 steps"]),
+        ("train --keep 0", ["keep=0"]),
         ("train --out notes.txt", ["notes.txt", "--out"]),
         ("train --out notes.txt/run", ["notes.txt/run", "Not a directory", "--out"]),
         ("train --strategy nope", ["'nope'", *STRATEGIES]),
@@ -322,6 +326,7 @@ def test_the_same_plan_gives_the_same_bits(default_run: Run, tmp_path: Path) -> 
     assert done.code == 0, done.err
     assert same_bits(parameters(tmp_path / "again"), parameters(default_run.out))
     assert "accuracy" in done.out
+    assert "ledger    17,244 samples of 12 epochs committed once, 0 twice, 0 never\n" in done.out
     assert "manyhands train again/plan.json" in done.out
 
 
@@ -336,7 +341,13 @@ def test_a_resumed_run_gives_the_same_bits(default_run: Run, tmp_path: Path) -> 
     assert same_bits(parameters(tmp_path / "run"), parameters(default_run.out))
     assert json.loads(done.out)["samples"] == default_run.summary["samples"]
     assert record["steps"] == 30
-    assert record["position"] == 7 * 64, "the cut was in the middle of an epoch"
+    assert record["committed"] == [[0, 7 * 64]], "the cut was in the middle of an epoch"
+    assert (
+        "ledger    1,885 samples of 2 epochs committed once, 0 twice, 0 never; 989 left of the last one"
+        in cut.out
+    )
+    epochs = [{"epoch": epoch, "once": 1437, "twice": 0, "never": 0} for epoch in range(12)]
+    assert json.loads(done.out)["committed"]["epochs"] == epochs
 
 
 def test_a_resumed_run_refuses_another_model_and_stays_as_it_was(default_run: Run) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
@@ -31,10 +32,12 @@ class Ended:
     """By host, as its network interface counted them."""
 
 
-def train(folder: Path, workers: list[int], servers: list[int], strategy: str) -> Ended:
+def train(
+    folder: Path, workers: list[int], servers: list[int], strategy: str, words: list[str] = TRAIN
+) -> Ended:
     """Each worker and each server on the host of that number."""
     places = [*workers, *servers]
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(hosts.EmulatedHosts(max(places) + 1))
         processes = []
@@ -48,7 +51,7 @@ def train(folder: Path, workers: list[int], servers: list[int], strategy: str) -
                 }
             )
             asked = ["--strategy", strategy, "--servers", str(len(servers)), "--json", "--out", "run"]
-            command = [*net.command_prefix(host), str(BIN / "manyhands"), *TRAIN, *asked]
+            command = [*net.command_prefix(host), str(BIN / "manyhands"), *words, *asked]
             process = subprocess.Popen(
                 command,
                 cwd=folder,
@@ -107,3 +110,77 @@ def test_async_over_the_network_sends_what_it_says(tmp_path: Path) -> None:
     assert ended.summary["bytes_sent"] == pytest.approx(sum(ended.sent_bytes), rel=0.15)
     for worker in (0, 1):
         assert ended.sent_bytes[worker] > STEPS * PARAMETER_BYTES, "every step's gradients have left"
+
+
+def test_server_groups_beside_their_workers_send_each_other_a_fraction_of_what_is_pushed(
+    tmp_path: Path,
+) -> None:
+    strategy = "worker-groups:groups=2,server_groups=2,exchange_every=4"
+    ended = train(tmp_path / "hosts", [0, 0, 1, 1], [0, 1], strategy)
+    assert ended.summary["samples"] == STEPS * 16 * 4
+    assert sum(ended.summary["staleness"]["histogram"].values()) == 4 * STEPS * 2  # workers × steps × groups
+    # They exchange twice on the way and twice at the end, and worker 0's first parameters go to all; pushes are 16.
+    for sent in ended.sent_bytes:
+        assert 4 * PARAMETER_BYTES < sent < 7 * PARAMETER_BYTES
+
+
+WORDS = """
+import torch
+from torch import nn
+
+ROWS, COLUMNS = 50_000, 32
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(ROWS, COLUMNS, sparse=True)
+        self.out = nn.Linear(COLUMNS, 4)
+
+    def forward(self, tokens):
+        return self.out(torch.tanh(self.table(tokens).mean(1)))
+
+def data():
+    tokens = torch.randint(0, ROWS, (600, 5), generator=torch.Generator().manual_seed(2))
+    return torch.utils.data.TensorDataset(tokens, tokens.sum(1) % 4)
+"""
+TABLE_BYTES = 4 * 50_000 * 32
+TRAIN_WORDS = [
+    *("train", "--model", "words:Model", "--data", "words:data", "--optimizer", "adagrad:lr=0.1"),
+    *("--steps", str(STEPS), "--batch", "16"),
+]
+
+
+@pytest.fixture(scope="module")
+def whole_table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """What two workers of one host make of an ordinary table, with ordinary gradients."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "words.py").write_text(WORDS.replace("sparse=True", "sparse=False"))
+    done = run(
+        [str(BIN / "manyhands"), *TRAIN_WORDS, "--workers", "2", "--threads", "1", "--out", "run"], folder
+    )
+    assert done.code == 0, done.err
+    return parameters(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "strategy"),
+    [([0, 1], [0, 1], "parameter-server"), ([0, 0], [1], "parameter-server:cache=true")],
+    ids=["among all", "one push per host"],
+)
+def test_rows_between_hosts_give_the_result_of_whole_tables_on_one(
+    workers: list[int],
+    servers: list[int],
+    strategy: str,
+    whole_table: dict[str, Tensor],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "words.py").write_text(WORDS)
+    ended = train(tmp_path, workers, servers, strategy, TRAIN_WORDS)
+    ours = parameters(ended.out)
+    for name, value in whole_table.items():
+        assert (ours[name] - value).norm() <= 1e-5 * value.norm(), name
+    # Servers get what they own from worker 0 at the start, and give it to the other host at pauses. A step moves
+    # at most 160 of the 50,000 rows.
+    pauses = 3 * TABLE_BYTES if 0 in servers else 0
+    assert 0.4 * TABLE_BYTES < ended.sent_bytes[0] < 1.5 * TABLE_BYTES + pauses
+    assert 1.5 * TABLE_BYTES + pauses < 0.6 * STEPS * TABLE_BYTES, "whole tables would not be noticed"

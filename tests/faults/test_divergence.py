@@ -46,6 +46,21 @@ def test_one_worker_alone_ends_the_run_and_the_last_good_checkpoint_stays(tmp_pa
     assert all(torch.isfinite(value).all() for value in parameters(tmp_path / "run").values())
 
 
+def test_where_nobody_counts_updates_the_strategy_knows_how_late_gradients_are() -> None:
+    def work(world: World) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        measure = lambda model, batch: (model(batch) * batch).mean()  # noqa: E731
+        session = Session(model, optimizer, measure, world=world, strategy="hogwild")
+        session.step(torch.ones(2, 1))
+        world.host.barrier()
+        with pytest.raises(Diverged, match=r"about 2\.0 updates old .* rate 0\.5; .* try the rate 0\.17"):
+            session.step(torch.full((2, 1), float("inf")))
+        world.host.barrier()
+
+    in_threads(3, work)
+
+
 def test_a_rising_loss_is_told_once_and_recorded(tmp_path: Path) -> None:
     def work(world: World) -> None:
         model = nn.Linear(1, 1)
@@ -71,16 +86,16 @@ def test_a_rising_loss_is_told_once_and_recorded(tmp_path: Path) -> None:
 def test_parameters_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     def work(world: World) -> None:
         model = nn.Linear(1, 1)
-        session = Session(
+        with Session(
             model,
             torch.optim.SGD(model.parameters(), lr=1.0),
             lambda model, batch: model(batch).mean(),
             world=world,
-        )
-        session.save(tmp_path)
-        with torch.no_grad():
-            model.weight.fill_(float("nan"))
-        session.save(tmp_path)
+        ) as session:
+            session.save(tmp_path, wait=True)
+            with torch.no_grad():
+                model.weight.fill_(float("nan"))
+            session.save(tmp_path)
 
     with pytest.raises(Diverged, match="not finite after step 0, and are not saved"):
         in_threads(2, work)

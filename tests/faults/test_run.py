@@ -177,7 +177,7 @@ def leaving_nothing(folder: Path, *more: str) -> Iterator[Running]:
     ("number", "code", "to_group"),
     [
         (signal.SIGINT, 130, True),  # as a terminal sends Ctrl-C: to the whole foreground group
-        (signal.SIGTERM, 143, False),
+        (signal.SIGTERM, 75, False),
         (signal.SIGKILL, -signal.SIGKILL, False),
     ],
 )
@@ -192,18 +192,24 @@ def test_a_launcher_that_is_ended_leaves_nothing(
     error = running.said()
     assert running.launcher.returncode == code
     assert "Traceback" not in error
-    if number != signal.SIGKILL:
-        assert error.splitlines()[-1] == f"error: interrupted by {number.name}"
+    if number == signal.SIGINT:
+        assert error.splitlines()[-1] == "error: interrupted by SIGINT"
 
 
-def test_a_worker_that_is_killed_ends_the_run_and_is_named(running: Running) -> None:
+def test_a_worker_that_is_killed_is_named_and_replaced(running: Running) -> None:
     os.kill(running.workers[1], signal.SIGKILL)
+    told = running.out / "events" / "launcher.jsonl"
+    assert wait_until(lambda: told.exists() and '"join"' in told.read_text())
+    death, join = (json.loads(line) for line in told.read_text().splitlines())
+    assert (death["kind"], death["rank"], death["pid"]) == ("death", 1, running.workers[1])
+    assert (join["kind"], join["rank"]) == ("join", 2)
+    assert not is_gone(running.workers[0]), "the other one has gone on"
+    running.processes = descendants(running.launcher.pid)
+    running.launcher.send_signal(signal.SIGTERM)
     error = running.said()
-    assert running.launcher.returncode == 128 + signal.SIGKILL
-    assert error.splitlines()[-1] == "error: worker 1 of 2 died: killed by SIGKILL"
+    assert running.launcher.returncode == 75
+    assert "worker 1 died (killed by SIGKILL): noticed after" in error
     assert "Traceback" not in error
-    assert "worker 0" not in error
-    assert not (running.out / "summary.json").exists()
     # What the killed worker had recorded is there to be read, up to its last whole line.
     records = (running.out / "events" / "worker-1.jsonl").read_text().split("\n")[:-1]
     assert json.loads(records[-1])["rank"] == 1
@@ -243,11 +249,82 @@ def test_an_exception_in_the_users_script_is_shown_once(mode: str, ranks: list[i
     done = manyhands("launch", "--workers", "2", "script.py", mode, cwd=tmp_path)
     assert done.code == 1
     assert done.err.count("Traceback (most recent call last)") == 1
-    assert done.err.count("RuntimeError: the user's own mistake") == 1
+    assert done.err.count("RuntimeError: the user's own mistake") == 2, "as it happened, and in the last line"
     assert "manyhands/cluster" not in done.err, "only the user's own frames"
     *_, cause, blame = done.err.splitlines()
     assert cause == "RuntimeError: the user's own mistake"
-    assert blame in [f"error: worker {rank} of 2 died: exit code 1" for rank in ranks]
+    assert blame in [
+        f"error: worker {rank} of 2 ended with RuntimeError: the user's own mistake" for rank in ranks
+    ]
+
+
+MISTAKES = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+class Model(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.net = nn.Linear(64, classes)
+
+    def forward(self, inputs):
+        return self.net(self.flatten(inputs))
+
+    def flatten(self, inputs):
+        return inputs.reshape(7, -1)
+
+class Data(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 40:
+            raise OSError("sample 40 cannot be read")
+        return torch.zeros(1, 8, 8), index % 10
+
+def data():
+    return Data(), Data()
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "last_frame", "cause"),
+    [
+        (
+            ["--model", "mine:Model"],
+            "return inputs.reshape(7, -1)",
+            "RuntimeError: shape '[7, -1]' is invalid",
+        ),
+        (["--data", "mine:data"], "raise OSError(", "OSError: sample 40 cannot be read"),
+        (
+            ["--model", "mine:Model", "--strategy", "hogwild"],
+            "return inputs.reshape(7, -1)",
+            "RuntimeError: shape",
+        ),
+        (
+            ["--model", "mine:Model", "--strategy", "parameter-server:async", "--servers", "1"],
+            "return inputs.reshape(7, -1)",
+            "RuntimeError: shape",
+        ),
+    ],
+    ids=["model", "data", "hogwild", "servers"],
+)
+def test_a_mistake_in_ones_own_model_or_data_is_shown_once_from_ones_own_code_on(
+    flags: list[str], last_frame: str, cause: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MISTAKES)
+    done = manyhands("train", "--out", "run", *flags, cwd=tmp_path)
+    assert done.code == 1
+    assert done.err.count("Traceback (most recent call last)") == 1
+    trace = done.err.partition("Traceback (most recent call last):")[2]
+    frames = [line for line in trace.splitlines() if line.startswith("  File ")]
+    assert "mine.py" in frames[0]
+    assert "mine.py" in frames[-1]
+    assert last_frame in trace
+    assert done.err.splitlines()[-1].startswith("error: worker ")
+    assert f" of 2 ended with {cause}" in done.err.splitlines()[-1]
+    assert "worker 2" not in done.err
 
 
 def test_a_script_that_leaves_in_one_worker_ends_the_run(tmp_path: Path) -> None:

@@ -203,7 +203,18 @@ class Fault:
 FAULTS = {
     "exit code": Fault(code="sys.exit(3)", message="exit code 3", exit_code=3),
     "words": Fault(code="sys.exit('enough')", message="exit code 1", exit_code=1, tail="enough"),
-    "exception": Fault(code="1 / 0", message="exit code 1", exit_code=1, tail="ZeroDivisionError"),
+    "exception": Fault(
+        code="1 / 0",
+        message="ended with ZeroDivisionError: division by zero",
+        exit_code=1,
+        tail="ZeroDivisionError",
+    ),
+    "an exception of many lines": Fault(
+        code="raise ValueError('shapes differ:\\nexpected: 3\\ngot: 4')",
+        message="ended with ValueError: shapes differ:",
+        exit_code=1,
+        tail="got: 4",
+    ),
     "refusal": Fault(
         code="from manyhands.errors import UsageError; raise UsageError('4 is not 6.')",
         message="exit code 2",
@@ -223,7 +234,7 @@ FAULTS = {
     "SIGABRT": Fault(code="os.abort()", message="aborted (SIGABRT)", exit_code=134),
     "a thread that never ends": Fault(
         code="import threading; threading.Thread(target=time.sleep, args=(600,)).start(); 1 / 0",
-        message="exit code 1",
+        message="ended with ZeroDivisionError",
         exit_code=1,
         tail="ZeroDivisionError",
     ),
@@ -271,6 +282,13 @@ def test_a_traceback_shows_the_users_frames_only_and_once(run: Run) -> None:
     assert [line.strip().split(", ")[-1] for line in tail if "File" in line] == ["in <module>", "in deep"]
     assert tail[-1] == "KeyError: 'missing'"
     assert heard.lines == []
+
+
+def test_a_long_traceback_is_shown_whole(run: Run) -> None:
+    code = "\n".join(f"def f{n}(): f{n + 1}()" for n in range(60))
+    tail = run(f"{code}\nf0()").outcome.tail
+    assert sum("File" in line for line in tail) == 61
+    assert tail[-1].startswith("NameError")
 
 
 def test_a_syntax_error_is_shown_as_python_does(run: Run) -> None:

@@ -54,6 +54,42 @@ def test_late_gradients_get_a_smaller_rate() -> None:
     assert "late" not in fairness.terms("cnn", strategies.parse("parameter-server"), 4).why
 
 
+@pytest.mark.parametrize(
+    ("text", "workers", "hosts", "batches", "late"),
+    [
+        ("worker-groups:groups=1", 4, 1, 4, 0),
+        ("worker-groups:groups=2", 4, 1, 2, 1),
+        ("worker-groups:groups=4", 4, 2, 1, 3),
+        ("worker-groups:groups=4,owners=workers", 4, 1, 1, 3),
+        ("downpour", 4, 1, 1, 3),
+        ("downpour:fetch=5,push=5", 4, 1, 5, 3),  # a fifth of the updates, five times the age
+        ("downpour:fetch=4,push=2", 4, 1, 2, 5),
+        ("downpour:fetch=1,push=2", 4, 2, 2, 3),
+        ("two-level", 4, 1, 4, 0),
+        ("two-level", 8, 2, 4, 1),
+        ("parameter-server:async", 8, 2, 1, 7),
+        ("hogwild", 8, 2, 1, 3),
+    ],
+)
+def test_what_goes_into_an_update_and_how_late_it_is(
+    text: str, workers: int, hosts: int, batches: int, late: int
+) -> None:
+    strategy = strategies.parse(text)
+    assert strategy.batches_per_update(workers, hosts) == batches
+    assert strategy.updates_late(workers, hosts) == late
+
+
+def test_both_corrections_are_told_with_their_reasons() -> None:
+    terms = fairness.terms("cnn", strategies.parse("two-level"), 16, hosts=2)
+    assert terms.why == (
+        "learning rate 0.05 = 0.025 × 4 ÷ 2, reached in the first epoch: every update is made from 8 batches, of which "
+        "4 count, and gradients are about 1 update late"
+    )
+    assert terms.warm_up_epochs == 1.0
+    adaptive = fairness.terms("cnn", strategies.parse("downpour:fetch=5,push=5"), 4)
+    assert "0.01 = 0.02 × √4 ÷ 4" in adaptive.why
+
+
 def test_methods_that_divide_by_the_gradient_scale_with_the_root() -> None:
     base = fairness.terms("transformer", Together(), 1)
     four = fairness.terms("transformer", Together(), 4)

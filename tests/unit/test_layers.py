@@ -12,7 +12,7 @@ from tests.pages import DOCS, ROOT, rows
 PACKAGE = ROOT / "manyhands"
 
 # Imports that point upward, for a type only: (the file, what it imports).
-UPWARD = {("resuming", "sessions")}
+UPWARD = {("resuming", "sessions"), ("recovery", "sessions")}
 
 FACE = "manyhands"
 """The package itself: the public names."""

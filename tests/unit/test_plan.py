@@ -7,11 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from manyhands import intervals
 from manyhands import plan as plans
 from manyhands.cli import build
 from manyhands.cli.train import _plan
 from manyhands.cluster.seat import SERVERS, Seat
 from manyhands.errors import UsageError
+from manyhands.intervals import Cadence, Interval
 from manyhands.plan import Cluster, Plan, Train
 
 ALONE = Seat(rank=0, size=1, launcher="alone")
@@ -35,6 +37,8 @@ stages = 1
 
 [cluster]
 workers = 4
+most_workers = 6
+replace = 1
 servers = 2
 threads = 1
 device = "cpu"
@@ -51,7 +55,8 @@ clip_norm = 1.5
 size = 64
 augment = true
 seed = 11
-save = false
+save_every = "500 steps"
+keep = 5
 """
 
 PLAN = Plan(
@@ -59,7 +64,7 @@ PLAN = Plan(
     data="synthetic:3x32x32:10,samples=128",
     strategy="parameter-server:consistency=async",
     placement="pipeline:stages=1",
-    cluster=Cluster(workers=4, servers=2, threads=1, device="cpu"),
+    cluster=Cluster(workers=4, most_workers=6, replace=1, servers=2, threads=1, device="cpu"),
     train=Train(
         epochs=3,
         steps=7,
@@ -72,7 +77,8 @@ PLAN = Plan(
         size=64,
         augment=True,
         seed=11,
-        save=False,
+        save_every="500 steps",
+        keep=5,
     ),
 )
 
@@ -115,15 +121,18 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     flags = from_flags(
         *("--model", "mlp:hidden=512-256", "--data", "synthetic:3x32x32:10,samples=128"),
         *("--placement", "pipeline:stages=1"),
-        *("--strategy", "parameter-server:consistency=async", "--workers", "4", "--servers", "2"),
+        *("--strategy", "parameter-server:consistency=async", "--workers", "4:6", "--servers", "2"),
         *("--threads", "1", "--device", "cpu"),
         *("--epochs", "3", "--steps", "7", "--batch", "16", "--optimizer", "adamw:lr=0.001", "--seed", "11"),
+        *("--save-every", "500 steps", "--keep", "5"),
     )
     only_in_files = {
         field: getattr(PLAN.train, field)
-        for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment", "save")
+        for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment")
     }
-    assert msgspec.structs.replace(flags, train=msgspec.structs.replace(flags.train, **only_in_files)) == PLAN
+    cluster = msgspec.structs.replace(flags.cluster, replace=PLAN.cluster.replace)
+    train = msgspec.structs.replace(flags.train, **only_in_files)
+    assert msgspec.structs.replace(flags, cluster=cluster, train=train) == PLAN
 
 
 def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
@@ -132,7 +141,7 @@ def test_flags_override_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     expected = msgspec.structs.replace(
         PLAN,
         model="lenet",
-        cluster=msgspec.structs.replace(PLAN.cluster, workers=2),
+        cluster=msgspec.structs.replace(PLAN.cluster, workers=2, most_workers=2),
         train=msgspec.structs.replace(PLAN.train, batch=8, seed=5),
     )
     assert plan == expected
@@ -194,7 +203,7 @@ def test_a_world_that_someone_else_started_says_how_many_workers(
         ("[train]\nbatchsize = 3", r"unknown key in \[train\] 'batchsize'; known: epochs, steps, batch"),
         (
             "[cluster]\ngpus = 3",
-            r"unknown key in \[cluster\] 'gpus'; known: workers, servers, threads, device",
+            r"unknown key in \[cluster\] 'gpus'; known: workers, most_workers, replace, servers, threads, device",
         ),
         ("[model]\nhidden = 3", r"\[model\] needs a name"),
         ("[model]\nname = 3", r"\[model\] needs a name"),
@@ -271,3 +280,46 @@ def test_plans_that_can_run_are_not_refused() -> None:
     PLAN.check()
     Plan().check()
     Plan(strategy="single", cluster=Cluster(workers=1)).check()
+
+
+@pytest.mark.parametrize(("save", "save_every"), [("true", "epoch"), ("false", "never")])
+def test_plans_from_when_save_was_yes_or_no_are_understood(
+    save: str, save_every: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, f'{{"train": {{"save": {save}}}}}', "plan.json")
+    assert plans.read(path).train.save_every == save_every
+
+
+@pytest.mark.parametrize(
+    ("text", "every", "measure"),
+    [
+        ("epoch", 1, "epochs"),
+        ("2 epochs", 2, "epochs"),
+        ("500steps", 500, "steps"),
+        ("1 step", 1, "steps"),
+        ("30s", 30, "seconds"),
+        ("10 min", 600, "seconds"),
+        ("2h", 7200, "seconds"),
+    ],
+)
+def test_how_often_to_save_is_said_in_words(text: str, every: int, measure: str) -> None:
+    assert intervals.parse(text) == Interval(every=every, measure=measure)
+    assert intervals.parse("never") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5", "0 steps", "steps 5", "5 weeks", "-1 epochs", "1.5 epochs", "5 5 s"]
+)
+def test_what_cannot_be_an_interval_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(UsageError, match="write how often to save as epoch, 2 epochs, 500 steps, 30s"):
+        Plan(train=Train(save_every=text)).check()
+
+
+def test_a_multiple_that_was_passed_is_due() -> None:
+    cadence = Cadence(intervals.parse("100 steps"))
+    cadence.mark(steps=130, epochs=1)  # went on from there
+    assert next(step for step in range(131, 350) if cadence.is_due(steps=step, epochs=9)) == 200
+    cadence.mark(steps=203, epochs=1)
+    assert not cadence.is_due(steps=299, epochs=9)
+    assert cadence.is_due(steps=300, epochs=9)
+    assert not cadence.is_due_at_the_end_of(9), "epochs are not what was asked for"

@@ -67,7 +67,7 @@ def test_commands_are_understood(block: Block, line: str, capsys: pytest.Capture
         assert cli.main(words[1:]) == 0
         assert capsys.readouterr().out
     elif options.verb == "launch":
-        assert (ROOT / options.script).exists()
+        assert options.join or (ROOT / options.script).exists()
         strategies.parse(options.strategy)
     elif options.verb == "train":
         assert options.spec is None or (ROOT / options.spec).exists()

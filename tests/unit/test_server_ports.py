@@ -1,6 +1,8 @@
 """The doors of a server: garbage, truncated and replayed frames, wrong keys and strangers change and stop nothing."""
 
 import contextlib
+import functools
+import itertools
 import os
 import socket
 import threading
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,14 +25,20 @@ from manyhands.cluster.hosts import Neighbourhood
 from manyhands.cluster.seat import Seat
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost
+from manyhands.replica.updates import Updates
 from manyhands.servers import joining, messages
 from manyhands.servers.client import Servers
-from manyhands.servers.consistency import ASYNC, SYNC, Rule
+from manyhands.servers.consistency import ASYNC, SYNC, Clocks, Rule, stale
+from manyhands.servers.exchange import Exchange
+from manyhands.servers.guests import LinePort
 from manyhands.servers.memory import Memory
 from manyhands.servers.messages import Finish, Hello, NotAMessage, Pull, Push, encode
 from manyhands.servers.near import _address
+from manyhands.servers.party import Party, own_party
 from manyhands.servers.scheme import Scheme, describe
-from manyhands.servers.wire import WireLine, make_keys
+from manyhands.servers.server import Server
+from manyhands.servers.shard import Shard
+from manyhands.servers.wire import WireLine, WirePort, make_keys
 
 WORKERS = 2
 GROUP_BYTES = 1 << 14
@@ -50,11 +59,15 @@ class Running:
     workers: list[Servers]
     errors: list[BaseException]
 
+    gradient: Callable[[Scheme, int, int], torch.Tensor]
+
     def step(self, seed: int) -> None:
-        """One step of both workers, each with a gradient of its own."""
+        """One step of both workers, each with a gradient of its own; all that they have pushed before is applied."""
+        for servers in self.workers:
+            servers.settle()  # until then the servers, or ZeroMQ, may still read the last gradients
         for worker, servers in enumerate(self.workers):
             servers.wait()
-            servers.grads.copy_(gradient(self.scheme, seed, worker))
+            servers.grads.copy_(self.gradient(self.scheme, seed, worker))
             for span in self.scheme.spans:
                 servers.push(span)
         threads = [threading.Thread(target=servers.finish) for servers in self.workers]
@@ -82,43 +95,58 @@ def gradient(scheme: Scheme, seed: int, worker: int) -> torch.Tensor:
     return torch.randn(scheme.layout.length, generator=torch.Generator().manual_seed(10 * seed + worker))
 
 
-@contextlib.contextmanager
-def running(rule: Rule) -> Iterator[Running]:
-    store = dist.HashStore()
-    size = WORKERS + 1
-    hosts = tuple(
-        (rank,) for rank in range(size)
-    )  # each a host of its own: nothing in common but the network
-    seats = [Seat(rank=rank, size=size, servers=1, launcher="test") for rank in range(size)]
-    fds = [os.memfd_create("test") for _ in seats]
-    errors: list[BaseException] = []
+APART = ((0,), (1,), (2,))  # each a host of its own: nothing in common but the network
 
-    def serve() -> None:
-        model, optimizer = make_model()
-        places = Neighbourhood(hosts=hosts, memory_fd=fds[-1], store=store)
-        station: Any = SimpleNamespace(seat=seats[-1], neighbours=places, arena=Arena(fds[-1]))
+
+@contextlib.contextmanager
+def running(
+    rule: Rule,
+    make: Callable[[], tuple[nn.Module, Any]] = make_model,
+    hosts: tuple[tuple[int, ...], ...] = APART,
+) -> Iterator[Running]:
+    """Two workers; what other ranks there are on the hosts are servers."""
+    store = dist.HashStore()
+    size = sum(map(len, hosts))
+    count = size - WORKERS
+    seats = [Seat(rank=rank, size=size, servers=count, launcher="test") for rank in range(size)]
+    fds = [os.memfd_create("test") for _ in hosts]
+    errors: list[BaseException] = []
+    arenas: list[Arena] = []
+
+    def place(rank: int) -> tuple[Neighbourhood, Arena]:
+        fd = next(fd for fd, ranks in zip(fds, hosts, strict=True) if rank in ranks)
+        arenas.append(Arena(os.dup(fd)))
+        return Neighbourhood(hosts=hosts, memory_fd=fd, store=store), arenas[-1]
+
+    def serve(rank: int) -> None:
+        model, optimizer = make()
+        places, arena = place(rank)
+        station: Any = SimpleNamespace(seat=seats[rank], neighbours=places, arena=arena)
         try:
-            joining.serve(station, model, optimizer, rule, group_bytes=GROUP_BYTES)
+            scheme = describe(model, optimizer, count, GROUP_BYTES)
+            joining.serve(station, model, optimizer, scheme, rule)
         except BaseException as error:
             errors.append(error)
-        station.arena.close()
 
-    server = threading.Thread(target=serve, daemon=True)
-    server.start()
-    model, optimizer = make_model()
-    scheme = describe(model, optimizer, 1, GROUP_BYTES)
+    ranks = range(WORKERS, size)
+    threads = [threading.Thread(target=serve, args=(rank,), daemon=True) for rank in ranks]
+    for server in threads:
+        server.start()
+    model, optimizer = make()
+    scheme = describe(model, optimizer, count, GROUP_BYTES)
     found: list[Servers] = [None] * WORKERS  # type: ignore[list-item]
 
     def join(rank: int) -> None:
-        places = Neighbourhood(hosts=hosts, memory_fd=fds[rank], store=store)
-        arena = Arena(fds[rank])
-        vectors = joining.own_vectors(seats[rank], places, arena, scheme, rank, joining.ordinary)
-        found[rank] = joining.connect(seats[rank], places, arena, scheme, rule, vectors)
+        places, arena = place(rank)
+        party = own_party(seats[rank], places, rule.parties)
+        vectors = joining.own_vectors(party, arena, scheme, rule, rank, joining.ordinary)
+        found[rank] = joining.connect(party, arena, scheme, rule, vectors)
         replica: Any = SimpleNamespace(
             arrived=[1] * len(scheme.layout.places),
             used=torch.ones(len(scheme.layout.places)),
             optimizer=optimizer,
             layout=scheme.layout,
+            tables=None,
         )
         found[rank].bind(replica)
 
@@ -127,17 +155,22 @@ def running(rule: Rule) -> Iterator[Running]:
         thread.start()
     for thread in joins:
         thread.join(20)
-    world = Running(scheme=scheme, store=store, workers=found, errors=errors)
+    world = Running(scheme=scheme, store=store, workers=found, errors=errors, gradient=gradient)
     world.workers[0].put("params", torch.zeros(scheme.layout.length))
+    for servers in world.workers:
+        servers.pull()
     try:
         yield world
         for servers in world.workers:
             servers.close()
-        server.join(20)
-        assert not server.is_alive()
+        for server in threads:
+            server.join(20)
+            assert not server.is_alive()
         assert not errors, errors
     finally:
-        for fd in fds[:-1]:
+        for arena in arenas:
+            arena.close()
+        for fd in fds:
             os.close(fd)
 
 
@@ -206,21 +239,32 @@ def test_nothing_that_a_worker_sends_by_mistake_changes_the_result() -> None:
     assert dropped() - before == count
 
 
+def recorded(world: Running, act: Callable[[], None]) -> list[list[bytes]]:
+    """What worker 0 sends meanwhile."""
+    line: Any = world.workers[0]._lines[0]
+    sent: list[list[bytes]] = []
+    send = line._socket.send_multipart
+    line._socket.send_multipart = lambda frames, **more: (
+        sent.append(list(map(bytes, frames))),
+        send(frames, **more),
+    )
+    act()
+    del line._socket.send_multipart
+    return sent
+
+
+def replay(world: Running, sent: list[list[bytes]]) -> None:
+    line: Any = world.workers[0]._lines[0]
+    for frames in sent:
+        line._socket.send_multipart(frames)
+
+
 def test_a_replayed_push_is_applied_once() -> None:
     before = dropped()
     with running(ASYNC) as world:
-        line: Any = world.workers[0]._lines[0]
-        sent: list[Any] = []
-        send = line._socket.send_multipart
-        line._socket.send_multipart = lambda frames, **more: (
-            sent.append(list(map(bytes, frames))),
-            send(frames, **more),
-        )
-        world.step(0)
-        del line._socket.send_multipart
+        sent = recorded(world, lambda: world.step(0))
         world.params()
-        for frames in sent:
-            line._socket.send_multipart(frames)
+        replay(world, sent)
         world.step(1)
         assert torch.allclose(world.params(), expected(world.scheme, 2), atol=1e-5)
     assert dropped() - before == len(sent) > 2
@@ -268,6 +312,160 @@ def test_a_stranger_gets_nowhere(attack: Callable[[str, bytes], None]) -> None:
     assert dropped() == before
 
 
+ROWS, COLUMNS = 5000, 16
+ROW_BYTES = 4 * COLUMNS + 4  # with its number
+BESIDE = ((0, 2), (1, 3))  # each worker has one server on its host and one far away
+
+
+def make_words() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Embedding(ROWS, COLUMNS, sparse=True), nn.Linear(COLUMNS, 3))
+    return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def some_rows(scheme: Scheme, seed: int, worker: int, count: int = 10) -> torch.Tensor:
+    """A gradient of the linear layer, and of some rows of the table, not the same for the two workers."""
+    whole = gradient(scheme, seed, worker)
+    (table,) = [place for place in scheme.layout.places if place.rows]
+    rows = whole[table.start : table.stop].view(ROWS, COLUMNS)
+    touched = torch.arange(worker, ROWS, 2)[
+        torch.randperm(ROWS // 2, generator=_seeded(seed, worker))[:count]
+    ]
+    mask = torch.ones(ROWS, dtype=torch.bool)
+    mask[touched] = False
+    rows[mask] = 0.0
+    return whole
+
+
+def _seeded(seed: int, worker: int) -> torch.Generator:
+    return torch.Generator().manual_seed(100 * seed + worker)
+
+
+def sum_of_rows(scheme: Scheme, steps: int) -> torch.Tensor:
+    total = sum(some_rows(scheme, seed, worker) for seed in range(steps) for worker in range(WORKERS))
+    return -0.5 * total * covered(scheme)
+
+
+@pytest.mark.parametrize("count", [10, 200])
+@pytest.mark.parametrize("rule", [SYNC, ASYNC], ids=["sync", "async"])
+def test_bytes_are_those_of_the_touched_rows(rule: Rule, count: int) -> None:
+    steps = 4
+    with running(rule, make_words) as world:
+        world.gradient = functools.partial(some_rows, count=count)
+        before = telemetry.totals().get("bytes_sent", 0)
+        for seed in range(steps):
+            world.step(seed)
+        for servers in world.workers:
+            servers.settle()
+        sent = telemetry.totals()["bytes_sent"] - before
+        # Every worker sends its rows, and hears of its own and the other's; the last answers of an asynchronous one may
+        # have come before the other had pushed.
+        most = steps * WORKERS * 3 * count * ROW_BYTES
+        least = most - (WORKERS * count * ROW_BYTES if rule is ASYNC else 0)
+        others = steps * WORKERS * 2000  # the linear layer, and headers
+        assert least <= sent <= most + others
+        assert others < 0.02 * steps * WORKERS * ROWS * ROW_BYTES
+
+
+@pytest.mark.parametrize("hosts", [APART, BESIDE, ((0, 1, 2), (3,))], ids=["apart", "beside", "among"])
+@pytest.mark.parametrize("rule", [SYNC, ASYNC, stale(1)], ids=["sync", "async", "stale"])
+def test_nothing_is_missed_of_rows_that_others_have_changed(
+    rule: Rule, hosts: tuple[tuple[int, ...], ...]
+) -> None:
+    """Without a pull: answers alone keep every worker's copy as it should be."""
+    steps = 5
+    with running(rule, make_words, hosts) as world:
+        world.gradient = some_rows
+        for seed in range(steps):
+            world.step(seed)
+        world.gradient = lambda scheme, seed, worker: torch.zeros(scheme.layout.length)
+        world.step(steps)  # an answer to each, after all that the others have pushed
+        for servers in world.workers:
+            servers.settle()
+            servers.wait()
+        want = sum_of_rows(world.scheme, steps)
+        for servers in world.workers:
+            assert torch.allclose(servers.params * covered(world.scheme), want, atol=1e-5)
+        assert torch.allclose(world.params(), want, atol=1e-5)
+
+
+def test_answers_that_come_between_two_waits_are_all_put_in_place() -> None:
+    with running(ASYNC, make_words) as world:
+        one, other = world.workers
+        for seed in range(3):
+            for worker, servers in enumerate((one, other)):
+                servers.settle()  # its answers have come, and are not looked at
+                servers.grads.copy_(some_rows(world.scheme, seed, worker))
+                for span in world.scheme.spans:
+                    servers.push(span)
+                servers.finish()
+        other.settle()
+        other.wait()
+        assert torch.allclose(other.params * covered(world.scheme), sum_of_rows(world.scheme, 3), atol=1e-5)
+
+
+def test_a_pull_of_news_is_a_pull() -> None:
+    with running(Rule(fetches=True), make_words) as world:
+        world.gradient = some_rows
+        for seed in range(3):
+            world.step(seed)
+            for servers in world.workers:
+                servers.settle()
+            before = telemetry.totals()["bytes_sent"]
+            for servers in world.workers:
+                servers.pull(whole=False)
+                want = sum_of_rows(world.scheme, seed + 1)
+                assert torch.allclose(servers.params * covered(world.scheme), want, atol=1e-5)
+            assert telemetry.totals()["bytes_sent"] - before < 40 * ROW_BYTES + 2000
+
+
+def rows(*numbers: int) -> bytes:
+    return torch.tensor(numbers, dtype=torch.int32).numpy().tobytes()
+
+
+HOSTILE_ROWS: dict[str, tuple[bytes, int]] = {  # the numbers, and how many bytes of rows come with them
+    "not ascending": (rows(3, 2), 2 * 4 * COLUMNS),
+    "twice the same": (rows(1, 1), 2 * 4 * COLUMNS),
+    "negative": (rows(-1), 4 * COLUMNS),
+    "behind the last": (rows(ROWS), 4 * COLUMNS),
+    "half a number": (b"abc", 4 * COLUMNS),
+    "fewer rows than numbers": (rows(1, 2), 4 * COLUMNS),
+    "a row cut off": (rows(1, 2), 2 * 4 * COLUMNS - 4),
+    "more rows than numbers": (rows(1), 2 * 4 * COLUMNS),
+    "rows without numbers": (b"", 4 * COLUMNS),
+    "numbers without rows": (rows(1), 0),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_ROWS)
+def test_rows_that_cannot_be_are_dropped(what: str) -> None:
+    numbers, size = HOSTILE_ROWS[what]
+    before = dropped()
+    with running(SYNC, make_words) as world:
+        world.gradient = some_rows
+        world.step(0)
+        (table,) = [group for group in world.scheme.groups if group.table]
+        (linear,) = [group for group in world.scheme.groups if not group.table]
+        servers, line = world.workers[1], world.workers[1]._lines[0]
+        for group in (table, linear):  # the linear layer has no rows at all
+            push = Push(number=next(servers._numbers), group=group.index, step=1, seen=1, rows=numbers)
+            line._socket.send_multipart([encode(push), b"\x41" * size])  # type: ignore[attr-defined]
+        world.step(1)
+        assert torch.allclose(world.params(), sum_of_rows(world.scheme, 2), atol=1e-5)
+    assert dropped() - before == 2
+
+
+def test_a_replayed_push_of_rows_is_applied_once() -> None:
+    before = dropped()
+    with running(ASYNC, make_words) as world:
+        world.gradient = some_rows
+        sent = recorded(world, lambda: world.step(0))
+        world.params()
+        replay(world, sent)
+        world.step(1)
+        assert torch.allclose(world.params(), sum_of_rows(world.scheme, 2), atol=1e-5)
+    assert dropped() - before == len(sent) > 2
+
+
 def test_a_server_listens_on_one_interface_only() -> None:
     with running(ASYNC) as world:
         assert world.endpoint[0].startswith("tcp://127.0.0.1:")
@@ -287,6 +485,48 @@ def test_a_worker_that_is_gone_is_noticed_by_the_server() -> None:
     assert "worker 1" in str(world.errors[0])
 
 
+def test_a_goodbye_is_heard_although_its_connection_is_closed_already() -> None:
+    """It may come while the server looks whose connection was closed."""
+    keys, own = make_keys(), [make_keys(), make_keys()]
+    port = WirePort("127.0.0.1", keys)
+    port.allow({own[0][0]: 0, own[1][0]: 1})
+    lines = [WireLine(0, port.endpoint, keys[0], one) for one in own]
+    heard: list[bytes] = []
+
+    def listen(until: int) -> None:
+        while len(heard) < until:
+            for worker, content, _ in port.take():
+                heard.append(content)
+                if content == b"bye":
+                    port.forget(worker)
+
+    def close(line: WireLine) -> None:
+        line.send(b"bye")
+        line.close()
+
+    try:
+        for line in lines:
+            line.send(b"hello")
+        listen(until=2)
+        was_closed = port._was_closed
+
+        def closed_meanwhile() -> bool:
+            if not was_closed():
+                return False
+            port._was_closed = was_closed  # type: ignore[method-assign]
+            close(lines[1])
+            while port._reaches(1):
+                threading.Event().wait(0.01)
+            return True
+
+        port._was_closed = closed_meanwhile  # type: ignore[method-assign]
+        close(lines[0])
+        listen(until=4)
+        assert heard == [b"hello", b"hello", b"bye", b"bye"]
+    finally:
+        port.close()
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(content=st.binary(max_size=300))
 def test_bytes_are_a_message_or_not(content: bytes) -> None:
@@ -294,6 +534,147 @@ def test_bytes_are_a_message_or_not(content: bytes) -> None:
         assert encode(messages.request(content))
     with contextlib.suppress(NotAMessage):
         assert encode(messages.answer(content))
+
+
+_small = st.integers(-2, 5)
+_names = st.sampled_from(["params", "gradient", "momentum_buffer", "v0", ""])
+_odd = st.sampled_from([0.0, 1.0, -1.0, 1e300, float("nan"), float("inf")])
+_settings = st.lists(
+    st.dictionaries(st.sampled_from(["lr", "momentum", "nesterov"]), st.lists(_odd, max_size=2))
+)
+_states = st.one_of(
+    st.binary(max_size=20),
+    st.binary(max_size=20).map(lambda blob: msgspec.msgpack.encode([{"0.weight": {"x": "tensor"}}, blob])),
+)
+_some_rows = st.lists(st.integers(-1, 9), max_size=4).map(lambda numbers: rows(*numbers))
+_said = st.one_of(
+    st.builds(
+        Push,
+        number=st.just(0),
+        group=_small,
+        step=_small,
+        seen=_small,
+        samples=st.integers(0, 3),
+        missing=st.lists(_small).map(tuple),
+        rows=st.one_of(st.none(), st.binary(max_size=9), _some_rows),
+        settings=st.one_of(st.none(), _settings),
+    ),
+    st.builds(Finish, number=st.just(0), step=_small),
+    st.builds(messages.Scale, number=st.just(0), factor=_odd),
+    st.builds(messages.Leave, number=st.just(0)),
+    st.builds(Pull, number=st.just(0), group=_small, vector=_names, whole=st.booleans()),
+    st.builds(messages.Put, number=st.just(0), group=_small, vector=_names),
+    st.builds(messages.Offer, number=st.just(0), portions=_small),
+    st.builds(messages.Take, number=st.just(0)),
+    st.builds(messages.Add, number=st.just(0), group=_small),
+    st.builds(
+        messages.Combine,
+        number=st.just(0),
+        vector=_names,
+        terms=st.lists(st.tuples(_names, _odd), max_size=3),
+        forgotten=st.lists(_names, max_size=2),
+    ),
+    st.builds(
+        messages.Measure,
+        number=st.just(0),
+        kind=st.sampled_from(["dot", "magnitudes", "largest", "?"]),
+        one=_names,
+        other=_names,
+    ),
+    st.builds(messages.Gain, number=st.just(0), group=_small),
+    st.builds(messages.Level, number=st.just(0), group=_small),
+    st.builds(messages.Meet, number=st.just(0)),
+    st.builds(messages.AskState, number=st.just(0)),
+    st.builds(messages.GiveState, number=st.just(0), states=_states),
+    st.builds(messages.AskReport, number=st.just(0)),
+)
+
+
+# Two parties of two workers and a server; the other's server is known by this number.
+PARTY = Party(
+    number=0,
+    count=2,
+    seat=Seat(rank=2, size=3, servers=1, launcher="test"),
+    neighbours=Neighbourhood(hosts=((0, 1, 2),), memory_fd=-1),
+    near=frozenset(),
+)
+GUEST = PARTY.guest(1)
+
+
+class _Mouth:
+    """A port through which a test says what it likes."""
+
+    def __init__(self) -> None:
+        self.next: tuple[int, bytes, torch.Tensor | None] | None = None
+
+    def take(self) -> Iterator[tuple[int, bytes, torch.Tensor | None]]:
+        said, self.next = self.next, None
+        if said is not None:
+            yield said
+
+    def send(self, worker: int, content: bytes, vector: torch.Tensor | None) -> None:
+        messages.answer(content)
+
+    def forget(self, worker: int) -> None: ...
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    told=st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, GUEST]), _said, st.sampled_from(["right", "right", "short", "none"])
+        ),
+        max_size=25,
+    ),
+    clips=st.booleans(),
+    rule=st.sampled_from([SYNC, ASYNC, stale(0), Rule(gathers=True, parties=2)]),
+)
+def test_no_message_of_the_right_form_ends_a_server(
+    told: list[tuple[int, Any, str]], clips: bool, rule: Rule
+) -> None:
+    """Whatever the order and the numbers in it, of workers and of a server of another group: what cannot be is
+    dropped."""
+    model, _ = make_words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    scheme = describe(model, optimizer, 1, GROUP_BYTES)
+    params = torch.zeros(scheme.layout.length)
+    own: Any = SimpleNamespace(params=params)
+    shard = Shard(
+        0,
+        scheme.groups,
+        scheme.layout.places,
+        optimizer,
+        Updates(optimizer, scheme.layout, params, allocate=lambda name: torch.zeros_like(params)),
+        params,
+        Clocks(rule, range(WORKERS)),
+        versions=torch.zeros(len(scheme.groups), dtype=torch.int64),
+        near_grads=lambda worker: torch.zeros_like(params),
+        awaits_scale=clips and rule.gathers,
+        copies=range(WORKERS),
+        exchange=Exchange(PARTY, scheme.groups, 1, own, {}) if rule.parties > 1 else None,
+    )
+    mouth: Any = _Mouth()
+    server = Server(
+        shard,
+        [mouth],
+        near=set(),
+        workers=range(WORKERS),
+        guests=[GUEST] if rule.parties > 1 else [],
+        lines=LinePort({}),
+        digest=0,
+    )
+    numbers = itertools.count(1)
+    for worker in (*range(WORKERS), GUEST):
+        mouth.next = (worker, encode(Hello(number=next(numbers), worker=worker, digest=0)), None)
+        assert server._listen()
+    for worker, message, payload in told:
+        message = msgspec.structs.replace(message, number=next(numbers))
+        size = 0
+        with contextlib.suppress(NotAMessage):
+            size = shard.expects(message) or 0
+        vector = torch.zeros(size if payload == "right" else max(0, size - 4), dtype=torch.uint8)
+        mouth.next = (worker, encode(message), None if payload == "none" else vector)
+        assert server._listen()
 
 
 def test_the_near_door_wants_the_secret_of_the_memory() -> None:
@@ -324,5 +705,37 @@ def test_the_near_door_wants_the_secret_of_the_memory() -> None:
         stranger.close()
         liar.close()
     finally:
+        port.close()
+        arena.close()
+
+
+def test_two_who_have_much_to_say_at_once_both_come_to_an_end() -> None:
+    """Numbers of many rows: a server that waits until a worker listens, and a worker that speaks meanwhile."""
+    from manyhands.servers.near import NearLine, NearPort
+
+    arena = Arena(os.memfd_create("test"))
+    memory = Memory(arena, length=16, dtype=torch.float32, groups=1, workers=1, states=())
+    port = NearPort(memory, 0)
+    worker = NearLine(memory, 0)
+    much = bytes(3_000_000)
+    heard: list[bytes] = []
+
+    def serve() -> None:
+        port.send(0, much, None)
+        while len(heard) < 1:
+            heard.extend(content for _, content, _ in port.take())
+
+    try:
+        worker.send(encode(Hello(number=1, worker=0, digest=0, secret=worker.secret)))
+        while not list(port.take()):
+            pass
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        worker.send(much)
+        assert worker.take(wait=True) == (much, None)
+        server.join(20)
+        assert heard == [much]
+    finally:
+        worker.close()
         port.close()
         arena.close()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from manyhands.cluster.seat import Seat, whole_number
+from manyhands.cluster.seat import SERVERS, Seat, whole_number
 
 RANK = "MANYHANDS_RANK"
 SIZE = "MANYHANDS_SIZE"
@@ -13,11 +13,22 @@ RUN_DIR = "MANYHANDS_RUN_DIR"
 STRATEGY = "MANYHANDS_STRATEGY"
 PLACEMENT = "MANYHANDS_PLACEMENT"
 LAUNCHER_PID = "MANYHANDS_LAUNCHER_PID"
+INVITATION = "MANYHANDS_INVITATION"
+"""How to reach the coordinator, where the run has one."""
+NUMBER = "MANYHANDS_NUMBER"
+"""By which people know this worker, where that is not its first rank."""
+IS_NEW = "MANYHANDS_IS_NEW"
+"""Set where the run has begun without this worker."""
 
 EXIT_CRASHED = 1
 EXIT_REFUSED = 2
 EXIT_PEER_LOST = 70
+EXIT_LEFT = 71
+"""A worker that was asked to leave has left; the run goes on without it."""
+EXIT_SAVED = 75
+"""All workers were asked to leave, and saved first: "try again later", as mail programs say it."""
 EXIT_TERMINATED = 143
+GOOD_ENDS = (0, EXIT_LEFT, EXIT_SAVED)
 
 LAST_WORDS = "\x1e"
 """A line of this on standard error says: what follows is why this worker ends. The supervisor keeps it back,
@@ -28,11 +39,19 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
     """The seat that our supervisor gave, if it did."""
     if RANK not in environ:
         return None
-    rank = whole_number(environ, RANK)
+    first = whole_number(environ, RANK)
+    number = whole_number(environ, NUMBER) if NUMBER in environ else first
+    is_new = IS_NEW in environ
+    workers = whole_number(environ, SIZE) - int(environ.get(SERVERS) or 0)
+    rank = 0 if is_new else first
     store = environ.get(STORE)
     return Seat(
         rank=rank,
         size=whole_number(environ, SIZE),
+        number=number,
+        first_workers=workers,
+        members=tuple(range(workers)) if INVITATION in environ else (),
+        is_new=is_new,
         launcher="manyhands",
         store=store,
         serves=store is not None and rank == 0,

@@ -21,11 +21,12 @@ RESERVE = 0.05  # of the host's memory: what the operating system and the page c
 
 
 class Arena:
-    """Regions handed out one after the other; every worker asks for the same ones in the same order."""
+    """Regions handed out one after the other from `start` on; every worker asks for the same ones in the same order."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, start: int = 0) -> None:
         self.fd = fd
-        self._used = 0
+        self.start = start
+        self._used = start
         self._maps: list[mmap.mmap] = []
 
     def map(self, length: int) -> mmap.mmap:
@@ -59,8 +60,7 @@ class Arena:
 
     def give_back(self, start: int, stop: int) -> None:
         """Return the memory of a range to the kernel; whoever still looks at it sees zeros."""
-        # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-        _libc.fallocate(self.fd, 3, ctypes.c_int64(start), ctypes.c_int64(stop - start))
+        give_back(self.fd, start, stop)
 
     def close(self) -> None:
         for region in self._maps:
@@ -69,6 +69,14 @@ class Arena:
             ):  # a tensor still lives in it; the memory goes with that tensor
                 region.close()
         os.close(self.fd)
+
+
+def give_back(fd: int, start: int, stop: int) -> None:
+    """Return a range of anonymous memory to the kernel."""
+    if stop <= start:
+        return
+    # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+    _libc.fallocate(fd, 3, ctypes.c_int64(start), ctypes.c_int64(stop - start))
 
 
 def available_bytes() -> int:

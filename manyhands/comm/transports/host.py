@@ -8,9 +8,10 @@ import contextlib
 import os
 import platform
 import select
+import signal
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -21,16 +22,28 @@ from manyhands.comm.transports.waiting import Counters
 from manyhands.errors import PeerLost, UsageError
 
 ROW = 64  # numbers one worker can put into an exchange
+_ENDING_S = 1.0  # for a worker that has finished and is about to exit
 
 
 class Host:
-    """This worker's place among the `size` workers of its host; `ranks` are their ranks in the world."""
+    """This worker's place among the `size` workers of its host; `ranks` are their ranks in the world.
+
+    Their memory begins at `start`. `check` is called now and then while waiting, and may raise. `names` is what
+    messages call them, where ranks count a part of the world.
+    """
 
     def __init__(
-        self, arena_fd: int, ranks: Sequence[int], index: int, *, names: Sequence[int] | None = None
+        self,
+        arena_fd: int,
+        ranks: Sequence[int],
+        index: int,
+        *,
+        start: int = 0,
+        check: Callable[[], None] = lambda: None,
+        names: Sequence[int] | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
-        self._names = tuple(names or ranks)  # what messages call them, where ranks count a part of the world
+        self._names = tuple(names or ranks)
         self.index = index
         self.size = len(self.ranks)
         if self.size > 1 and platform.machine() not in ("x86_64", "AMD64"):
@@ -38,7 +51,8 @@ class Host:
                 f"{self.size} workers on one host rely on the memory ordering of x86-64, and this is "
                 f"{platform.machine()}; use 1 worker per host here"
             )
-        self.arena = Arena(arena_fd)
+        self.arena = Arena(arena_fd, start)
+        self._check = check
         rows_bytes = 2 * self.size * ROW * 8
         # Spinning only helps while every worker has a core of its own.
         self._spins = 400 if self.size <= (os.cpu_count() or 1) else 0
@@ -57,16 +71,37 @@ class Host:
             if index != self.index:
                 with contextlib.suppress(OSError):
                     pidfd = os.pidfd_open(int(row[0]))
-                    self._pids[pidfd] = self._names[index]
+                    self._pids[pidfd] = self.ranks[index]
                     self._poll.register(pidfd, select.POLLIN)
 
-    def _check_peers(self) -> None:
+    def gone(self) -> list[int]:
+        """The ranks of those whose processes have ended."""
         with self._poll_lock:  # a thread that sums in the background looks after them as well
-            gone = self._poll.poll(0)
-        for pidfd, _ in gone:
-            raise PeerLost(
-                f"worker {self._pids[pidfd]} is gone while worker {self._names[self.index]} waited for it"
-            )
+            return [self._pids[pidfd] for pidfd, _ in self._poll.poll(0)]
+
+    def check_peers(self) -> None:
+        """While waiting for others: raises if that is of no use any more."""
+        for rank in self.gone():
+            names = [self._names[index] for index in (self.ranks.index(rank), self.index)]
+            raise PeerLost(f"worker {names[0]} is gone while worker {names[1]} waited for it")
+        self._check()
+
+    def end(self, ranks: Collection[int]) -> None:
+        """See to it that some workers have ended before anyone else touches what they had: they may only be stopped."""
+        for pidfd in [pidfd for pidfd, rank in self._pids.items() if rank in ranks]:
+            if not select.select([pidfd], [], [], _ENDING_S)[0]:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                select.select([pidfd], [], [])
+
+    def forget(self, dead: Collection[int]) -> None:
+        """Go on without some workers, by local index: nobody is told any more that they are gone."""
+        ranks = {self.ranks[index] for index in dead}
+        with self._poll_lock:
+            for pidfd in [pidfd for pidfd, rank in self._pids.items() if rank in ranks]:
+                self._poll.unregister(pidfd)
+                del self._pids[pidfd]
+                os.close(pidfd)
 
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
@@ -74,7 +109,7 @@ class Host:
 
     def counters(self, count: int) -> Counters:
         """Counters for a purpose of one's own; all must ask, in the same order."""
-        return Counters(self.arena.map(Counters.bytes_needed(count)), self._check_peers, self._spins)
+        return Counters(self.arena.map(Counters.bytes_needed(count)), self.check_peers, self._spins)
 
     def exchange(self, row: Sequence[float]) -> list[list[float]]:
         """Everyone's numbers, by local index; returns when all have arrived."""
@@ -121,9 +156,17 @@ class Progress:
     def publish(self, value: int) -> None:
         self._counters.publish(self._mine, value)
 
+    def read(self, peer: int) -> int:
+        """How far one has come."""
+        return self._counters.read(peer)
+
     def has(self, peer: int, value: int) -> bool:
         """Whether one of the others has come as far, without waiting."""
         return self._counters.read(peer) >= value
+
+    def values(self) -> list[int]:
+        """How far everyone has come, this worker included."""
+        return [self._counters.read(index) for index in range(len(self._peers) + 1)]
 
     def wait_for(self, peer: int, value: int) -> None:
         """Until one of the others has come as far."""

@@ -57,7 +57,7 @@ class Counters:
         for _ in range(self._spins):
             if view[position] >= value:
                 return
-        for _ in range(16):
+        for _ in range(8):
             if view[position] >= value:
                 return
             os.sched_yield()

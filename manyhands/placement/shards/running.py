@@ -13,7 +13,7 @@ from manyhands.placement.crew import Crew
 from manyhands.placement.shards.gathering import Gathered
 from manyhands.placement.standing import Standing
 from manyhands.replica.parameters import trained
-from manyhands.replica.part import Loss, Share
+from manyhands.replica.part import Loss, Passing, Share
 from manyhands.replica.piece import Piece
 
 WHOLE = (nn.MultiheadAttention,)  # uses the parameters of the modules inside it without calling them
@@ -79,21 +79,21 @@ class Shards(Crew):
 
     # Passes
 
-    def backward(self, share: Share, final: Callable[[bool], None]) -> float:
+    def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
         """As many passes on every worker: whoever has fewer batches takes part in the others' exchanges."""
-        rounds = int(max(row[0] for row in self.standing.crew.exchange([float(len(share.parts))])))
+        parts = list(share.parts)
+        rounds = int(max(row[0] for row in self.standing.crew.exchange([float(len(parts))])))
         self._added.clear()
         value = 0.0
         for number in range(rounds):
             self._is_last = number == rounds - 1
-            if number < len(share.parts):
+            if number < len(parts):
                 self._tape.clear()
-                one = Share(parts=[share.parts[number]], total=share.total)
-                value += super().backward(one, lambda is_last: None)
+                value += super().backward(Share(parts=[parts[number]], total=share.total), passing)[0]
                 self._give_up_all()
             else:
                 self._take_part()
-        return value
+        return value, sum(samples for _, samples in parts)
 
     def judge(self, measure: Loss, batch: Any, samples: int) -> float:
         value = super().judge(measure, batch, samples)

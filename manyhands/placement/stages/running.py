@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from manyhands.placement.stages.micro import microbatches
 from manyhands.placement.stages.post import Message, Post
 from manyhands.placement.stages.schedule import BACKWARD, FORWARD, SCHEDULES, table
 from manyhands.placement.standing import Standing
-from manyhands.replica.part import Loss, Share
+from manyhands.replica.part import Loss, Passing, Share
 
 ACTIVATIONS, GRADIENTS, LOSS = range(3)  # kinds of messages
 
@@ -68,21 +69,20 @@ class Stages(Crew):
                     found |= {id(module): module for module in inside}
         return list(found.values())
 
-    def backward(self, share: Share, final: Callable[[bool], None]) -> float:
+    def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
         micros = [
             (micro, count, samples)
             for batch, samples in share.parts
             for micro, count in microbatches(batch, samples, self._micros)
         ]
-        run = _Run(self, micros, share.total, final)
+        run = _Run(self, micros, share.total, passing)
         for action in table(self._schedule, self._workers, self._chunks, len(micros))[self._stage]:
             run.take(action.kind, action.chunk, action.micro)
-        final(True)
-        return self._everywhere(run.loss)
+        return self._everywhere(run.loss), sum(count for _, count, _ in micros)
 
     def judge(self, measure: Loss, batch: Any, samples: int) -> float:
         micros = [(micro, count, samples) for micro, count in microbatches(batch, samples, self._micros)]
-        run = _Run(self, micros, lambda: float(samples), lambda is_last: None, measure)
+        run = _Run(self, micros, lambda: float(samples), lambda is_last: nullcontext(), measure)
         for chunk in range(self._chunks):
             for micro in range(len(micros)):
                 run.take(FORWARD, chunk, micro)
@@ -119,14 +119,14 @@ class _Run:
         part: Stages,
         micros: Sequence[tuple[Any, int, int]],
         total: Callable[[], float],
-        final: Callable[[bool], None],
+        passing: Passing,
         measure: Loss | None = None,
     ) -> None:
         self.loss = 0.0
         self._part = part
         self._micros = micros
         self._total = total
-        self._final = final
+        self._passing = passing
         self._measure = measure or part.loss
         self._graphs: dict[tuple[int, int], tuple[list[Tensor], list[Any], int]] = {}
         self._left: defaultdict[int, int] = defaultdict(lambda: len(micros))
@@ -187,7 +187,6 @@ class _Run:
         stage = chunk * part._workers + part._stage
         outputs, box, wanted = self._graphs.pop((chunk, micro))
         self._left[chunk] -= 1
-        self._final(self._left[chunk] == 0 and not self._divided)
         if stage == part._last:
             _, count, _ = self._micros[micro]
             weights = [torch.full_like(outputs[0], count / self._total())]
@@ -198,7 +197,8 @@ class _Run:
             weights = [tensor for tensor, _ in message]
         with telemetry.timed("compute"):
             if outputs:
-                torch.autograd.backward(outputs, weights)
+                with self._passing(self._left[chunk] == 0 and not self._divided):
+                    torch.autograd.backward(outputs, weights)
         if wanted:
             gradients: Message = [(gradient, False) for gradient in box]
             part._post.send(part._member(stage - 1), (GRADIENTS, stage - 1, micro), gradients)

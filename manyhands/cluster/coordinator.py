@@ -1,0 +1,205 @@
+"""The coordinator: a small process that keeps the member list and begins generations; it persists nothing.
+
+The launcher starts it, tells it on standard input which members have ended, and starts it again if it dies. Members
+reach it over ZeroMQ. What it knew before, the members tell it.
+
+python -m manyhands.cluster.coordinator
+"""
+
+import contextlib
+import os
+import signal
+import time
+
+import msgspec
+import zmq
+
+from manyhands.cluster.control import LARGEST_BYTES, Bye, Here, encode, from_member
+from manyhands.cluster.roster import Roster
+from manyhands.cluster.worker import die_with_the_launcher
+from manyhands.comm.transports.curve import Door
+
+_TICK_MS = 100
+NAME = "coordinator"
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line that the launcher says."""
+
+    endpoint: str
+    keys: tuple[str, str]
+    guests: list[str]
+    """Public keys of those who may speak."""
+    members: list[int]
+    """Of the generation that the launcher begins."""
+    most: int
+    stall_s: float
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """Every other line that the launcher says: who has ended so far."""
+
+    members: list[int]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher is told, one line each."""
+
+    stalled: int | None = None
+    """Nothing was heard of this member for too long."""
+    generation: int | None = None
+    """The generation that has begun, and made its first step."""
+    members: list[int] = []
+    gone: list[int] = []
+    left: list[int] = []
+    step: int = 0
+    """The first step of that generation: begun anew, if somebody died in it."""
+    noticed_s: float = 0.0
+    """By the clock that all processes of a host share: when the first survivor had left the old generation."""
+    resumed_s: float = 0.0
+
+
+class Coordinator:
+    """The roster, the socket at which members speak, and the launcher's pipe."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._roster = Roster(orders.members, most=orders.most)
+        self._stall_s = orders.stall_s
+        self._context = zmq.Context()
+        self._door = Door(self._context)
+        self._door.allowed = {key.encode(): "guest" for key in orders.guests}
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that connects anew is the same member
+        self._door.guard(self._socket, (orders.keys[0].encode(), orders.keys[1].encode()))
+        self._bind(orders.endpoint)
+        self._addresses: dict[int, bytes] = {}
+        self._heard_s: dict[int, float] = {}
+        self._told: dict[int, bytes] = {}
+        self._noticed_s: float | None = None
+        self._seen = self._reported = 0  # generations
+        self._gone: set[int] = set()  # not yet reported, as nobody got into the generation after
+        self._left: set[int] = set()
+        os.set_blocking(0, False)
+        self._pending = b""
+
+    def _bind(self, endpoint: str) -> None:
+        """The address of a coordinator that has just died may take a moment to become free."""
+        for _ in range(50):
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.bind(endpoint)
+                return
+            time.sleep(0.1)
+        self._socket.bind(endpoint)
+
+    def run(self) -> None:
+        """Until the launcher closes its end."""
+        poller = zmq.Poller()
+        for part in (self._socket, self._door.socket, 0):
+            poller.register(part, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(_TICK_MS))
+            self._door.answer()
+            if 0 in ready and not self._hear_launcher():
+                return
+            self._hear_members()
+            self._find_stalled()
+            self._tell()
+            self._report()
+
+    def _hear_launcher(self) -> bool:
+        data = os.read(0, 1 << 16)
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            for member in msgspec.json.decode(line, type=Ended).members:
+                self._heard_s.pop(member, None)
+                self._roster.end(member)
+        return bool(data)
+
+    def _hear_members(self) -> None:
+        while True:
+            try:
+                address, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            said = from_member(frames[0]) if len(frames) == 1 else None
+            if isinstance(said, Here) and said.member not in self._roster.ended:
+                self._addresses[said.member] = address
+                self._heard_s[said.member] = time.monotonic()
+                if said.waits and self._noticed_s is None and said.generation == self._roster.generation:
+                    self._noticed_s = time.monotonic()
+                self._roster.hear(said)
+                if said.waits:
+                    self._told.pop(said.member, None)  # it may not have heard the last time
+            elif isinstance(said, Bye):
+                self._heard_s.pop(said.member, None)
+                self._roster.end(said.member)
+
+    def _find_stalled(self) -> None:
+        """The launcher ends them: until they have ended, they may still change what they share with others."""
+        now = time.monotonic()
+        if any(here.steps for here in self._roster.heard.values()):
+            for member in self._roster.live:  # also who has been silent since before we were started again
+                self._heard_s.setdefault(member, now)
+        for member, heard_s in list(self._heard_s.items()):
+            if now - heard_s > self._stall_s:
+                self._heard_s[member] = now
+                _say(Report(stalled=member))
+
+    def _tell(self) -> None:
+        for member, address in self._addresses.items():
+            answer = self._roster.answer(member)
+            content = encode(answer) if answer is not None else b""
+            if content != self._told.get(member, b""):
+                self._told[member] = content
+                if content:
+                    self._socket.send_multipart([address, content])
+
+    def _report(self) -> None:
+        """Once everyone is at work again."""
+        roster = self._roster
+        turn = roster.turn
+        if turn is None or self._reported >= turn.generation:
+            return
+        if turn.generation > self._seen:
+            self._seen = turn.generation
+            self._gone |= set(turn.gone)
+            self._left |= set(turn.left)
+        here = [roster.heard.get(member) for member in turn.members]
+        steps = [one.steps for one in here if one and one.generation == turn.generation and not one.waits]
+        if len(steps) == len(turn.members) and max(steps) > turn.steps:
+            _say(
+                Report(
+                    generation=turn.generation,
+                    members=list(turn.members),
+                    gone=sorted(self._gone),
+                    left=sorted(self._left),
+                    step=turn.steps + 1,
+                    noticed_s=self._noticed_s or 0.0,
+                    resumed_s=time.monotonic(),
+                )
+            )
+            self._reported = turn.generation
+            self._gone.clear()
+            self._left.clear()
+            self._noticed_s = None
+
+
+def _say(report: Report) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, msgspec.json.encode(report) + b"\n")
+
+
+def main() -> None:
+    die_with_the_launcher(NAME)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the launcher
+    with open(0, "rb", buffering=0, closefd=False) as launcher:
+        line = launcher.readline()
+    if line:
+        Coordinator(msgspec.json.decode(line, type=Orders)).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

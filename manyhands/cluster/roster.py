@@ -1,0 +1,124 @@
+"""Who belongs to a run, generation after generation: the coordinator's decisions, without sockets and clocks.
+
+A generation is over when one of its members is gone, or when its members leave it together because somebody wants to
+join or to leave. The next one begins when every member that is alive has left: those who have the state come
+first, in the order of their ranks, and then those who take it over.
+"""
+
+from collections.abc import Iterable
+
+from manyhands.cluster.control import Change, Here, No, Over, ToMember, Turn
+
+
+class Roster:
+    """`most` is how many may be members at once; `heard` is what each one said last."""
+
+    def __init__(self, members: Iterable[int], *, most: int) -> None:
+        self.generation = 0
+        self.seated = tuple(members)
+        self.heard: dict[int, Here] = {}
+        self.gone: set[int] = set()
+        self.ended: set[int] = set()  # of those, the ones that cannot come again
+        self._most = most
+        self.turn: Turn | None = None
+        self._has_begun = False  # whether anyone seated was heard; else we may know less than they
+        self._is_lost = False  # whether nobody has the state any more
+
+    def hear(self, here: Here) -> None:
+        """What a member says of itself; one that was given up and speaks again is new."""
+        if here.member in self.ended:
+            return  # said before it died, and heard after
+        if here.generation > self.generation and here.turn:  # we were started in the middle of a run
+            self.generation, self.seated, self.turn = here.generation, here.turn.members, here.turn
+        self.heard[here.member] = here
+        self._has_begun = self._has_begun or here.generation >= 0
+        # A loss is only believed of members of the generation in which it was seen.
+        if here.generation == self.generation:
+            self.gone |= set(here.lost) & set(self.seated)
+        self._decide()
+
+    def lose(self, member: int) -> None:
+        """Nothing was heard of a member for too long."""
+        self.gone.add(member)
+        self.heard.pop(member, None)
+        self._decide()
+
+    def end(self, member: int) -> None:
+        """A member's process has ended."""
+        self.ended.add(member)
+        self.lose(member)
+
+    def answer(self, member: int) -> ToMember | None:
+        """What this member has to be told now; nothing if it may go on as it is."""
+        here = self.heard.get(member)
+        if here is None:
+            return None
+        if here.waits:
+            is_concerned = member in self.seated or here.leaving
+            if self.turn and is_concerned and here.generation < self.generation:
+                return self.turn
+            if self._is_lost:
+                return No(reason="nobody is left from whom a new worker could take the parameters over")
+            return None
+        if here.generation < self.generation:
+            return Over(generation=here.generation, gone=())  # it was given up: it may come again
+        missing = tuple(one for one in self.seated if one in self.gone)
+        if missing or self._is_left():
+            return Over(generation=self.generation, gone=missing)
+        return Change(generation=self.generation) if self._wants_change() else None
+
+    def _is_left(self) -> bool:
+        """Whether one of this generation has left it: whoever waits for that one now waits in vain."""
+        here = [self.heard[member] for member in self.live if member in self.heard]
+        return any(one.waits and one.generation == self.generation for one in here)
+
+    @property
+    def live(self) -> list[int]:
+        """Those who are seated, as far as they are not known to be gone."""
+        return [member for member in self.seated if member not in self.gone]
+
+    def _new(self) -> list[int]:
+        """Those who wait for a seat, as far as there is room."""
+        staying = [m for m in self.live if m not in self.heard or not self.heard[m].leaving]
+        waiting = [
+            member
+            for member, here in self.heard.items()
+            if here.waits and not here.leaving and (member not in self.seated or member in self.gone)
+        ]
+        return sorted(waiting)[: max(0, self._most - len(staying))]
+
+    def _wants_change(self) -> bool:
+        leaving = [member for member in self.live if member in self.heard and self.heard[member].leaving]
+        return 0 < len(leaving) < len(self.live) or bool(self._new())  # the last one cannot leave
+
+    def _decide(self) -> None:
+        live = self.live
+        here = [self.heard.get(member) for member in live]
+        reports = [one for one in here if one is not None and one.waits and one.generation == self.generation]
+        had_state = self.turn.heirs > 0 if self.turn else False
+        self._is_lost = self._has_begun and (
+            not live
+            or (had_state and len(reports) == len(live) and not any(one.has_state for one in reports))
+        )
+        if not live or len(reports) < len(live) or self._is_lost:
+            return
+        staying = [one for one in reports if not one.leaving]
+        if not any(one.has_state for one in staying):
+            staying = reports  # someone has to go on
+        staying.sort(key=lambda one: not one.has_state)
+        heirs = [one for one in staying if one.has_state]
+        gone = tuple(member for member in self.seated if member in self.gone)
+        members = (*(one.member for one in staying), *self._new())
+        self.gone -= set(members)
+        self.generation += 1
+        self.seated = members
+        self.turn = Turn(
+            generation=self.generation,
+            members=members,
+            heirs=len(heirs),
+            last_commits=max(one.commits for one in heirs or staying),
+            steps=max(one.steps for one in reports),
+            gone=gone,
+            left=tuple(one.member for one in reports if one.member not in members),
+            in_step=bool(heirs) and all(one.in_step for one in heirs),
+        )

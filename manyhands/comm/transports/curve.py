@@ -1,0 +1,59 @@
+"""Who may speak to whom over ZeroMQ: CURVE keys made for the run, and the door at which they are asked for.
+
+Everything is encrypted and authenticated by these keys; whoever else connects gets no further than the handshake.
+"""
+
+from collections.abc import Mapping
+
+import zmq
+from zmq.utils import z85
+
+from manyhands import telemetry
+
+HANDSHAKE_MS = 10_000  # how long a connection may take to prove who it is
+
+Keys = tuple[bytes, bytes]
+
+make_keys = zmq.curve_keypair
+"""A public and a secret key."""
+
+
+class Door:
+    """ZeroMQ's authentication protocol: a known public key is let in under a name of ours, all others stay out."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.allowed: Mapping[bytes, str] = {}
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind("inproc://zeromq.zap.01")
+
+    def guard(self, socket: "zmq.Socket[bytes]", keys: Keys) -> None:
+        """Have a listening socket ask here; before it is bound."""
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = keys
+        socket.zap_domain = b"manyhands"
+
+    def answer(self) -> None:
+        """Deal with everyone who has knocked."""
+        while True:
+            try:
+                asked = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            version, number, _domain, _address, _identity, mechanism, *credentials = asked
+            known = mechanism == b"CURVE" and len(credentials) == 1
+            name = self.allowed.get(z85.encode(credentials[0])) if known else None
+            if name is None:
+                telemetry.count("strangers", 1)
+                self.socket.send_multipart([version, number, b"400", b"no", b"", b""])
+            else:
+                self.socket.send_multipart([version, number, b"200", b"OK", name.encode(), b""])
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def introduce(socket: "zmq.Socket[bytes]", server_key: bytes, keys: Keys) -> None:
+    """Have a connecting socket prove who it is; before it is connected."""
+    socket.curve_serverkey = server_key
+    socket.curve_publickey, socket.curve_secretkey = keys

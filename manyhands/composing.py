@@ -1,0 +1,84 @@
+"""The replica and the comm that fit the strategy, the placement, the optimizer, the device and the world."""
+
+import zlib
+
+from torch import nn
+from torch.optim import Optimizer
+
+from manyhands import served
+from manyhands.cluster.world import World
+from manyhands.comm.comm import Comm
+from manyhands.errors import UsageError
+from manyhands.placing import Placing
+from manyhands.replica.neighbours import Neighbours
+from manyhands.replica.replica import Loss, Replica
+from manyhands.replica.updates import needs_closure
+from manyhands.servers.client import Servers
+from manyhands.strategies import Strategy
+
+
+def compose(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    world: World,
+    strategy: Strategy,
+    placing: Placing,
+    clip_norm: float | None,
+    *,
+    journaled: bool,
+    has_begun: bool,
+) -> tuple[Replica, Comm, Servers | None]:
+    """All workers of the world must ask; their parameters are still as each one had them.
+
+    `has_begun` is whether some of them have trained together before, so that servers know the parameters.
+    """
+    same_model(model, world)
+    part = placing.enter(model, optimizer, loss, world)
+    device = next(model.parameters()).device.type
+    if strategy.rule is not None:
+        return served.join(model, optimizer, loss, world, strategy, clip_norm, has_begun=has_begun)
+    peers = placing.peers
+    shared = strategy.shares_replica and device == "cpu" and not needs_closure(optimizer)
+    if shared:
+        host, lanes, comm = peers.host, peers.lanes, peers.between_hosts()
+    else:
+        host, lanes = None, 1
+        if (strategy.topology == "native" and device == "cpu") or peers.size == 1:
+            comm = peers.comm
+        elif device != "cpu":
+            comm = peers.between_devices()
+        else:
+            comm = peers.scheduled(strategy.topology)
+    if strategy.open_replica and device != "cpu":
+        raise UsageError("this strategy averages in the memory of a host: use --device cpu")
+    replica = Replica(
+        model,
+        optimizer,
+        loss,
+        host=host,
+        neighbours=Neighbours(peers.host) if strategy.open_replica else None,
+        together=strategy.lockstep,
+        factored=len(world.hosts) == 1,
+        journaled=journaled,
+        lanes=lanes,
+        clip_norm=clip_norm,
+        agree=comm.copy_ if strategy.synchronous else None,
+        memory=comm if device == "cpu" and not shared else None,
+        part=part,
+    )
+    placing.settle(replica)
+    return replica, comm, None
+
+
+def same_model(model: nn.Module, world: World) -> None:
+    """Workers that share memory must mean the same by it."""
+    shapes = [(name, tuple(param.shape), str(param.dtype)) for name, param in model.named_parameters()]
+    if not shapes:
+        raise UsageError("the model has no parameters; there is nothing to train")
+    digests = [int(row[0]) for row in world.exchange([float(zlib.crc32(repr(shapes).encode()))])]
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise UsageError(
+                f"worker {rank} has another model than worker 0; build the same one on all workers"
+            )

@@ -1,0 +1,205 @@
+"""The data set of a session: its ledger, and what this worker has drawn of it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from manyhands.data.audit import Audit, tally
+from manyhands.data.ledger import Dealing, Ledger, Ranges
+from manyhands.data.loading import empty_like, gather
+from manyhands.errors import UsageError
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker that comes later must know of the data."""
+
+    length: int
+    epoch: int
+    shuffle: bool
+    batch: int
+    round_samples: int
+    committed: Ranges
+    is_in_loop: bool
+    is_over: bool
+    checks: list[dict[str, int]]
+
+
+class Feed:
+    """What the workers draw; `pooled` is whether all their batches of a round make one update."""
+
+    def __init__(self, *, pooled: bool) -> None:
+        self.data: Any = None  # whose samples the current steps use
+        self.ledger: Ledger | None = None
+        self.drawn = 0  # rounds of this dealing that this worker has drawn
+        self.used = 0  # of those, the ones that are in its steps
+        self.audit = Audit()
+        self.checks: list[dict[str, int]] = []  # of the epochs that are over: samples used once, twice, never
+        self._left = 0  # samples of an epoch that was begun and is not over at the end
+        self._pooled = pooled
+        self._last_data: Any = None
+        self._resumed: Ranges = []
+        self._everyone: Sequence[int] = ()  # rounds that each worker had used at the last meeting
+        self._shuffle = True
+        self._batch = self._round_samples = 1
+        self._is_over = False  # the epoch of the ledger
+        self._is_joining = False  # in the middle of a loop that others have begun
+
+    def begin(
+        self, data: Any, *, epoch: int, seed: int, batch: int, shuffle: bool, workers: int, full: int
+    ) -> bool:
+        """A loop over this data; `full` is the number of workers whose batches make a round.
+
+        Says whether it begins here, and does not go on with what was left of another.
+        """
+        if batch < 1:
+            raise UsageError(f"batch_size={batch}: a step needs at least 1 sample per worker")
+        is_same = self._last_data is data
+        ledger = self.ledger
+        self.data = self._last_data = data
+        if self._is_joining:
+            self._is_joining = False
+            return False
+        goes_on = bool(ledger and is_same and ledger.epoch == epoch and ledger.length == len(data))
+        is_alike = batch == self._batch and batch * full == self._round_samples
+        self._batch, self._shuffle = batch, shuffle
+        self._round_samples = batch * full
+        if goes_on and is_alike:
+            # A loop that was left early goes on after what is in steps; nobody need know how far the others are.
+            self.drawn = self.used
+            return False
+        if ledger and goes_on:
+            ledger.commit(self._everyone or [self.used] * workers)
+        else:
+            self.ledger = Ledger(len(data), seed=seed, epoch=epoch, shuffle=shuffle)
+            self.ledger.committed = self._resumed
+            self.audit = Audit()
+            self.audit.begin(self.ledger.times)
+        self._resumed, self._is_over = [], False
+        self.deal(workers)
+        return not goes_on
+
+    def deal(self, workers: int, held: Sequence[Ranges] = ()) -> None:
+        """Hand out what is left to the workers that are here now."""
+        self.drawn, self.used, self._everyone = 0, 0, ()
+        if self.ledger is None:
+            return
+        if held:
+            self.audit.begin(self.ledger.times)  # nobody can ask those who are gone
+        # Where every update is made from one worker's batch, more workers take more samples in a round.
+        round_samples = self._round_samples if self._pooled else self._batch * workers
+        self.ledger.deal(batch=self._batch, round_samples=round_samples, workers=workers, held=held)
+
+    @property
+    def dealing(self) -> Dealing | None:
+        return self.ledger.dealing if self.ledger else None
+
+    @property
+    def length(self) -> int:
+        """Samples of an epoch."""
+        return self.ledger.length if self.ledger else 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch drawn last is the last one that this worker gets."""
+        return self.dealing is None or self.drawn >= self.dealing.rounds
+
+    @property
+    def batch(self) -> int | None:
+        """How many samples a worker should have at a time; None outside a loop."""
+        return self._batch if self.data is not None else None
+
+    def batches(self, dealing: Dealing, worker: int) -> Iterator[tuple[Tensor, Any]]:
+        """This worker's batches, one for every round, with the places of their samples."""
+        assert self.ledger is not None
+        ledger, data, epoch = self.ledger, self.data, self.ledger.epoch
+        for number in range(self.drawn, dealing.rounds):
+            places = dealing.share(number, worker)
+            if len(places):
+                yield places, gather(data, ledger.samples(places), epoch)
+            else:
+                yield places, empty_like(gather(data, torch.tensor([0]), epoch))
+
+    def note(self, everyone: Sequence[int]) -> None:
+        """How many rounds each worker has used."""
+        self._everyone = everyone
+
+    def commit(self) -> None:
+        """What everyone had used at the last meeting is safe."""
+        if self.ledger and self._everyone:
+            self.ledger.commit(self._everyone)
+
+    def in_hand(self, worker: int) -> Ranges:
+        return self.ledger.in_hand(worker, self.drawn) if self.ledger else []
+
+    @property
+    def is_complete(self) -> bool:
+        """After the last commit: whether every sample of the epoch was used, or some must be dealt again."""
+        return self.ledger is not None and not self.ledger.tally()["never"]
+
+    def end_epoch(self, everyone: Iterable[Ranges]) -> None:
+        """Check the ledger by what everyone's steps have used."""
+        assert self.ledger is not None
+        self.checks.append({"epoch": self.ledger.epoch, **tally(self.audit.count(everyone))})
+        self._is_over = True
+
+    def end(self, everyone: Iterable[Ranges]) -> None:
+        """The run is over, perhaps in the middle of an epoch."""
+        if self.ledger is not None and self.is_under_way:
+            found = tally(self.audit.count(everyone))
+            self._left = found.pop("never")
+            self.checks.append({"epoch": self.ledger.epoch, **found, "never": 0})
+
+    @property
+    def tally(self) -> dict[str, int]:
+        """Samples over all epochs that were used once, more often and never."""
+        return {word: sum(check[word] for check in self.checks) for word in ("once", "twice", "never")}
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        """For the summary; None if there was no data set whose samples could be counted."""
+        return {**self.tally, "left": self._left, "epochs": self.checks} if self.checks else None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an epoch was begun and has samples left."""
+        return self.ledger is not None and not self._is_over
+
+    @property
+    def committed(self) -> Ranges:
+        """Of the epoch that is under way, or comes next."""
+        return self.ledger.committed if self.ledger and not self._is_over else self._resumed
+
+    def resume(self, committed: Ranges, checks: list[dict[str, int]]) -> None:
+        self.ledger, self._resumed, self.checks = None, committed, checks
+
+    def record(self) -> Record | None:
+        if self.ledger is None:
+            return None
+        return Record(
+            length=self.ledger.length,
+            epoch=self.ledger.epoch,
+            shuffle=self._shuffle,
+            batch=self._batch,
+            round_samples=self._round_samples,
+            committed=self.ledger.committed,
+            is_in_loop=self.data is not None,
+            is_over=self._is_over,
+            checks=self.checks,
+        )
+
+    def take_over(self, record: Record | None, seed: int) -> None:
+        """Be where others are."""
+        self._is_joining = record is not None and record.is_in_loop
+        if record is None:
+            self.ledger = None
+            return
+        if self.ledger is None or self.ledger.epoch != record.epoch:
+            self.audit = Audit()
+        self.ledger = Ledger(record.length, seed=seed, epoch=record.epoch, shuffle=record.shuffle)
+        self.ledger.committed = record.committed
+        self.audit.begin(self.ledger.times)
+        self.checks, self._is_over = list(record.checks), record.is_over
+        self._shuffle, self._batch, self._round_samples = record.shuffle, record.batch, record.round_samples

@@ -1,0 +1,315 @@
+"""How a session goes on when the members of its run change: one path for a death, a join and a leave.
+
+Every worker leaves what it is doing, goes back to what was committed last, gets a seat in the next generation from the
+coordinator, builds world, comm and replica anew around the same model, takes over the state, and does again what it was
+doing. A transaction (a step, or an agreement of replicas) ends with a meeting of all. If anyone got past that meeting,
+all had done their part: then it counts everywhere. If nobody did, it is taken back everywhere.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from manyhands import telemetry
+from manyhands.cluster.control import Turn, invitation
+from manyhands.cluster.launchers import local
+from manyhands.cluster.member import Member, Regroup
+from manyhands.cluster.seat import Seat, own_seat
+from manyhands.cluster.world import GENERATION_BYTES, World
+from manyhands.composing import compose
+from manyhands.errors import PeerLost, TornUpdate
+from manyhands.feeding import Record as FeedRecord
+from manyhands.replica.inheritance import Undo, inherit
+from manyhands.replica.state import spread
+from manyhands.resuming import like, plain
+
+if TYPE_CHECKING:
+    from manyhands.sessions import Session
+
+T = TypeVar("T")
+
+
+@dataclass
+class Transaction:
+    """Something under way that all do together: how to take it back, and how to finish it."""
+
+    undo: Undo | None
+    finish: Callable[[float], None]
+    loss: float
+    is_done: bool = False
+    """Whether this worker has done its part."""
+
+    def complete(self) -> None:
+        self.finish(self.loss)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session knows that one which comes later must know as well."""
+
+    calls: int
+    commits: int
+    steps: int
+    epoch: int
+    position: int
+    samples: int
+    seed: int
+    parted: bool
+    measured: Mapping[str, float | None]
+    full: int
+    outside: int
+    resumed: Any
+    place: str | None
+    extra: Any
+    saved_steps: int
+    saved_epochs: int
+    groups: list[Any]
+    scheduler: Any
+    feed: FeedRecord | None
+
+
+def membership(environ: Mapping[str, str]) -> Member | None:
+    """This process as a member of a run that can change, if it is one."""
+    if local.INVITATION not in environ:
+        return None
+    seat = own_seat()
+    if seat.server is not None:
+        return None
+    number = seat.rank if seat.number is None else seat.number
+    member = Member(invitation(environ[local.INVITATION]), number, is_new=seat.is_new)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, lambda *_: member.ask_to_leave())
+    return member
+
+
+def first_world(member: Member) -> World:
+    """The world of the first generation that this worker is in."""
+    seat = own_seat()
+    if seat.is_new:
+        seat = _seat(seat, member, member.next())
+    while True:
+        try:
+            return World(seat, member.check)
+        except PeerLost:
+            seat = _seat(seat, member, member.next())
+
+
+def surviving(session: "Session", attempt: Callable[[], T]) -> T:
+    """Make an attempt, again and again if need be, in one generation after the other."""
+    while True:
+        try:
+            return attempt()
+        except (PeerLost, Regroup) as cause:
+            if session.member is None or not session.can_go_on:
+                raise
+            _recover(session, session.member, cause)
+
+
+def _recover(session: "Session", member: Member, cause: Exception) -> None:
+    with telemetry.timed("recover"):
+        turn = _next(session, member)
+        dead = set(turn.gone)
+        while True:
+            try:
+                if turn.members.index(member.number) < turn.heirs:
+                    _settle(session, turn)
+                enter(session, turn)
+                break
+            except PeerLost:
+                if session.is_set_up:
+                    session.replica.take_back()
+                turn = _next(session, member)
+                dead |= set(turn.gone)
+    telemetry.event(
+        "generation",
+        number=turn.generation,
+        workers=len(turn.members),
+        gone=sorted(dead),
+        step=session.steps,
+        cause=str(cause),
+    )
+
+
+def _next(session: "Session", member: Member) -> Turn:
+    """Wait for the next generation; a worker that was asked to leave does not come back from here."""
+    members = session.world.seat.members
+    lost = tuple(members[rank] for rank in session.world.host.gone()) if members else ()
+    in_step = session.transaction is not None and session.replica.steps_together
+    turn = member.next(
+        has_state=session.is_set_up and session.has_state,
+        commits=session.commits,
+        steps=session.steps,
+        in_step=in_step,
+        lost=lost,
+    )
+    if member.number not in turn.members:
+        if session.servers:
+            session.servers.drop()
+        session.leave_run()
+        sys.exit(local.EXIT_LEFT)
+    return turn
+
+
+def _settle(session: "Session", turn: Turn) -> None:
+    """Whether what was under way counts: all decide alike. If another worker dies meanwhile, it is done again."""
+    members = session.world.seat.members
+    session.world.host.end([rank for rank, number in enumerate(members) if number in turn.gone])
+    if not session.strategy.lockstep:
+        session.settle_alone()
+    if session.served:
+        return  # the servers know
+    transaction = session.transaction
+    if turn.last_commits > session.commits:
+        if transaction and (transaction.is_done or session.replica.is_shared):
+            transaction.complete()
+        else:
+            session.alone_until = turn.last_commits  # what all do each for themselves
+    elif transaction and transaction.undo:
+        transaction.undo.restore()
+    elif transaction and turn.in_step and _repair(session, turn) > session.steps_here:
+        transaction.complete()
+    session.transaction = None
+
+
+def _repair(session: "Session", turn: Turn) -> int:
+    """Make the replica that workers share that of a whole step; returns how many it has made."""
+    replica, members = session.replica, session.world.seat.members
+    heirs = turn.members[: turn.heirs]
+    dead = {rank for rank, number in enumerate(members) if number not in heirs}
+    if replica.is_journaled:
+        return replica.recover(dead, attempt=turn.generation)
+    if session.world.size > 1 and replica.begun > session.steps_here:
+        name = type(session.optimizer).__name__
+        raise TornUpdate(
+            f"a worker died while parameters were being updated, and nobody can finish the work of {name} for it; "
+            "go on from the last checkpoint"
+        )
+    return session.steps_here
+
+
+def enter(session: "Session", turn: Turn | None) -> None:
+    """Be in a generation, with everything that was before it; all its members do this together."""
+    member, old_world = session.member, session.world
+    old = session.replica if session.is_set_up and session.has_state else None
+    world = old_world
+    if turn is not None and turn.generation > old_world.seat.generation:
+        assert member is not None
+        world = World(_seat(old_world.seat, member, turn), member.check)
+        if world.rank >= turn.heirs:
+            session.has_state, old = False, None
+    rows = world.exchange([float(old is not None), float(session.calls)])
+    have = [bool(row[0]) for row in rows]
+    if old is not None:
+        old.let_go()
+    rounds = session.servers.rounds if session.servers else 0
+    if session.servers and world is not old_world:
+        session.servers.drop()
+    replica, comm, servers = compose(
+        session.model,
+        session.optimizer,
+        session.loss,
+        world,
+        session.strategy,
+        session.placing,
+        session.clip_norm,
+        journaled=session.journaled,
+        has_begun=any(have),
+    )
+    if servers and old is not None and session.transaction:
+        if servers.rounds > rounds:
+            session.transaction.complete()
+        session.transaction = None
+    if any(have):
+        if replica.lent is None:
+            inherit(replica, old, comm, world, have)
+        most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
+        source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
+        told = world.gather(_record(session) if world.rank == source else b"")[source]
+        held = session.feed.in_hand(old_world.rank) if old is not None else []
+        everyone = [msgspec.json.decode(row) for row in world.gather(msgspec.json.encode(held))]
+        if old is None or session.calls < most:
+            _take_over(session, msgspec.json.decode(told, type=Record))
+        session.feed.deal(world.size, everyone)
+    elif replica.lent is None:  # else servers have seen to it
+        spread(replica, comm, session.placing.peers)
+    # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.
+    with contextlib.suppress(*((PeerLost,) if member else ())):
+        world.host.barrier()
+        if world is not old_world:
+            _give_back(old_world, world)
+    session.settle_in(world, replica, comm, servers)
+    if world is not old_world:
+        old_world.close()
+    if member is not None and member.turn is not None:
+        member.enter(commits=session.commits, steps=session.steps)
+
+
+def _give_back(old: World, world: World) -> None:
+    """Nobody needs the memory of the generations before any more, also of those that nobody got into."""
+    if world.host.index == 0:
+        arena = world.host.arena
+        arena.give_back(old.host.arena.start, old.host.arena.used)
+        arena.give_back((old.seat.generation + 1) * GENERATION_BYTES, arena.start)
+
+
+def _seat(seat: Seat, member: Member, turn: Turn) -> Seat:
+    return replace(
+        seat,
+        rank=turn.members.index(member.number),
+        size=len(turn.members) + seat.servers,
+        members=turn.members,
+        generation=turn.generation,
+        is_new=False,
+    )
+
+
+def _record(session: "Session") -> bytes:
+    scheduler = session.scheduler
+    return msgspec.json.encode(
+        Record(
+            calls=session.calls,
+            commits=session.commits,
+            steps=session.steps,
+            epoch=session.epoch,
+            position=session.position,
+            samples=session.samples,
+            seed=session.seed,
+            parted=session.parted,
+            measured=session.measured,
+            full=session.full,
+            outside=session.outside,
+            resumed=session.resumed,
+            place=str(session.place) if session.place else None,
+            extra=session.extra,
+            saved_steps=session.cadence.saved_steps,
+            saved_epochs=session.cadence.saved_epochs,
+            groups=[plain(group) for group in session.optimizer.param_groups],
+            scheduler=plain(scheduler.state_dict()) if scheduler is not None else None,
+            feed=session.feed.record(),
+        )
+    )
+
+
+def _take_over(session: "Session", record: Record) -> None:
+    """Become, but for the replica, what another worker's session is."""
+    session.caught_up_at, session.outside_before = record.calls, record.outside
+    session.commits, session.steps, session.epoch = record.commits, record.steps, record.epoch
+    session.position, session.samples, session.seed = record.position, record.samples, record.seed
+    session.samples_before = record.samples - record.position
+    session.parted, session.resumed = record.parted, record.resumed
+    session.full = record.full
+    session.place, session.extra = Path(record.place) if record.place else None, record.extra
+    session.cadence.mark(steps=record.saved_steps, epochs=record.saved_epochs)
+    session.measured = {name: float("nan") if v is None else v for name, v in record.measured.items()}
+    session.feed.take_over(record.feed, record.seed)
+    for group, saved in zip(session.optimizer.param_groups, record.groups, strict=True):
+        group.update({key: like(value, group.get(key)) for key, value in saved.items()})
+    if session.scheduler is not None and record.scheduler is not None:
+        now = session.scheduler.state_dict()
+        session.scheduler.load_state_dict({key: like(v, now.get(key)) for key, v in record.scheduler.items()})

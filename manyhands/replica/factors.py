@@ -1,0 +1,186 @@
+"""Gradients of large linear layers, kept as the factors they are made of.
+
+A linear layer y = W x has the gradient  dW = Σ dyᵀ x  over the rows of a batch: two thin matrices say the same as the
+large one. Workers of a host put their factors where all see them, and whoever owns some rows of W makes the sum over
+all workers of just these rows, while they are in its cache, right before it updates them. The large matrix is
+never written, nor added up (sufficient factors: Xie et al. 2014; Poseidon, Zhang et al. 2017).
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from manyhands.comm.transports.host import Host
+from manyhands.replica.layout import Layout, Span
+
+
+def linear_weights(model: nn.Module) -> set[int]:
+    """The ids of the parameters that are weights of linear layers."""
+    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+
+
+class Factors:
+    """The factors of one step, of all workers of a host; what does not fit goes to `total` as a matrix."""
+
+    def __init__(self, layout: Layout, total: Tensor, host: Host) -> None:
+        self._layout = layout
+        self._total = total
+        self._mine, self._workers = host.index, host.size
+        self._slots: dict[int, int] = {}
+        self._inputs: list[Tensor] = []  # by slot: workers × rows × features
+        self._outputs: list[Tensor] = []
+        for index, place in enumerate(layout.places):
+            if place.factored:
+                height, width = place.shape
+                # More rows than that, and the matrix itself would be less to write.
+                capacity = height * width // (2 * self._workers * (height + width))
+                self._slots[index] = len(self._slots)
+                for side, features in ((self._inputs, width), (self._outputs, height)):
+                    length = self._workers * capacity * features
+                    side.append(host.allocate(length, total.dtype).view(self._workers, capacity, features))
+        # Per layer and worker: how many rows there are in this step, and whether there is more in `total`.
+        shape = (len(self._slots), self._workers)
+        self._rows = host.allocate(shape[0] * shape[1], torch.int64).view(shape).numpy()
+        self._spilled = host.allocate(shape[0] * shape[1], torch.uint8).view(shape).numpy()
+        self._spill: dict[int, Tensor] = {}
+
+    @property
+    def layers(self) -> Collection[int]:
+        """The parameters whose gradients may come as factors."""
+        return self._slots.keys()
+
+    def begin(self) -> None:
+        self._rows[:, self._mine] = 0
+        self._spilled[:, self._mine] = 0
+        self._spill.clear()
+
+    def has(self, index: int) -> bool:
+        """Whether this worker has a part of this parameter's gradient, as factors or as a matrix."""
+        return bool(self._rows[self._slots[index], self._mine]) or index in self._spill
+
+    def add(self, index: int, inputs: Tensor, outputs: Tensor) -> None:
+        """Some rows of a layer's inputs, and of the loss's gradient by its outputs."""
+        slot = self._slots[index]
+        first = int(self._rows[slot, self._mine])
+        last = first + len(inputs)
+        if last > self._inputs[slot].shape[1]:
+            self.spill(index, outputs.t() @ inputs)
+            return
+        self._inputs[slot][self._mine, first:last].copy_(inputs)
+        self._outputs[slot][self._mine, first:last].copy_(outputs)
+        self._rows[slot, self._mine] = last
+
+    def spill(self, index: int, gradient: Tensor) -> None:
+        """A part of a gradient that is not there as factors."""
+        known = self._spill.get(index)
+        self._spill[index] = gradient if known is None else known + gradient
+
+    @property
+    def spills(self) -> bool:
+        return bool(self._spill)
+
+    def pour(self) -> None:
+        """Add to `total` what was spilled; workers take turns in their order."""
+        for index, gradient in self._spill.items():
+            slot, place = self._slots[index], self._layout.places[index]
+            into = self._total[place.start : place.stop].view(place.shape)
+            if self._spilled[slot, : self._mine].any():  # of the others, some may not have begun this step
+                into.add_(gradient)
+            else:
+                into.copy_(gradient)
+            self._spilled[slot, self._mine] = 1
+        self._spill.clear()
+
+    def sum_of(self, span: Span, into: Tensor) -> Tensor:
+        """The gradient of some rows, over all workers; `into` may be their part of `total`."""
+        (index,) = span.places
+        slot, place = self._slots[index], self._layout.places[index]
+        width = place.shape[1]
+        top, bottom = (span.start - place.start) // width, (min(span.stop, place.stop) - place.start) // width
+        rows = into[: (bottom - top) * width].view(bottom - top, width)
+        into[(bottom - top) * width :].zero_()
+        begun = bool(self._spilled[slot].any())
+        if begun:
+            rows.copy_(self._total[span.start : span.start + rows.numel()].view_as(rows))
+        for worker, count in enumerate(self._rows[slot].tolist()):
+            if count:
+                left = self._outputs[slot][worker, :count, top:bottom].t()
+                right = self._inputs[slot][worker, :count]
+                if begun:
+                    rows.addmm_(left, right)
+                else:
+                    torch.mm(left, right, out=rows)
+                begun = True
+        if not begun:
+            rows.zero_()
+        return into
+
+
+Take = Callable[[int, Tensor, Tensor], bool]
+
+
+class LinearLayers(TorchFunctionMode):
+    """While it is active, `take(index, inputs, outputs)` is offered the factors of the gradients of some weights;
+    where it declines, the weight gets its gradient as usual."""
+
+    def __init__(self, weights: Mapping[int, int], take: Take) -> None:
+        super().__init__()
+        self._weights = weights  # index by id
+        self._take = take
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function is functional.linear and _is_plain(*args, **(kwargs or {})):
+            inputs, weight, bias = _operands(*args, **(kwargs or {}))
+            index = self._weights.get(id(weight))
+            if index is not None:
+                return _Linear.apply(inputs, weight, bias, partial(self._take, index))  # type: ignore[no-untyped-call]
+        return function(*args, **(kwargs or {}))
+
+
+def _operands(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """An ordinary product on the way to a gradient: no mixed precision, no function transforms, nothing that will be
+    computed again on the way back (checkpointing), where nobody watches."""
+    return (
+        weight.requires_grad
+        and torch.is_grad_enabled()
+        and input.dtype == weight.dtype
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    )
+
+
+class _Linear(torch.autograd.Function):
+    """`functional.linear`, whose backward pass offers the factors of the weight's gradient to someone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, take: Callable[..., bool]
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.take = take
+        return functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        inputs, weight = ctx.saved_tensors
+        towards_inputs = grad @ weight if ctx.needs_input_grad[0] else None
+        outputs = grad.reshape(-1, weight.shape[0])
+        rows = inputs.reshape(-1, weight.shape[1])
+        towards_weight = None if ctx.take(rows, outputs) else outputs.t() @ rows
+        towards_bias = outputs.sum(0) if ctx.needs_input_grad[2] else None
+        return towards_inputs, towards_weight, towards_bias, None

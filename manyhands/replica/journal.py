@@ -1,0 +1,85 @@
+"""What an owner is about to change, where the others can read it, so that they can finish its work if it dies.
+
+Before a span is updated, its parameters and its optimizer state are copied to a place that is used again for every
+span, and so stays in the cache. If the owner dies in the middle, the survivors put the copy back; which spans of this
+step are done, and which are not, is written down as well. The gradients of a step that has passed its gate are in
+common memory: the survivors update the rest.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from manyhands.replica.layout import Layout, Span, slots
+
+Allocate = Callable[[int, torch.dtype], Tensor]
+
+
+class Journal:
+    """The spans of one step that are done, and for each owner the span it is changing, as it was before.
+
+    `allocate` gives memory that all owners see; this one has the number `mine`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        vectors: Sequence[Tensor],
+        numbers: Tensor,
+        allocate: Allocate,
+        *,
+        owners: int,
+        mine: int,
+    ) -> None:
+        self._mine = mine
+        self._vectors = vectors
+        self._numbers = numbers  # by place of a span
+        self._slots = slots(layout)
+        longest = max(span.stop - span.start for span in layout.spans)
+        self._values_before = [
+            allocate(owners * longest, vector.dtype).view(owners, longest) for vector in vectors
+        ]
+        most = max(len(span.places) for span in layout.spans)
+        size = owners * most * numbers.shape[1]
+        self._numbers_before = allocate(size, numbers.dtype).view(owners, most, numbers.shape[1])
+        # By owner: 1 + index of the span, or 0.
+        self._changing = allocate(owners, torch.int64).numpy()
+        # By span: the last step that is in it.
+        self._done = allocate(len(layout.spans), torch.int64).numpy()
+        self._layout = layout
+
+    def begin(self, span: Span) -> None:
+        """This owner is about to update a span."""
+        mine, length = self._mine, span.stop - span.start
+        for before, vector in zip(self._values_before, self._vectors, strict=True):
+            before[mine, :length].copy_(vector[span.slice])
+        if self._numbers.shape[1]:
+            self._numbers_before[mine, : len(span.places)].copy_(self._numbers[self._slots[span.index]])
+        self._changing[mine] = span.index + 1
+
+    def end(self, span: Span, step: int) -> None:
+        self._done[span.index] = step
+        self._changing[self._mine] = 0
+
+    def has(self, span: Span, step: int) -> bool:
+        """Whether a step is in a span."""
+        return bool(self._done[span.index] >= step)
+
+    def undo(self, owner: int) -> None:
+        """Put back what a dead owner was changing."""
+        index = int(self._changing[owner]) - 1
+        if index < 0:
+            return
+        span = self._layout.spans[index]
+        for before, vector in zip(self._values_before, self._vectors, strict=True):
+            vector[span.slice].copy_(before[owner, : span.stop - span.start])
+        if self._numbers.shape[1]:
+            self._numbers[self._slots[index]] = self._numbers_before[owner, : len(span.places)]
+        # In this order: if we die as well, someone does it again.
+        self._done[index] = 0
+        self._changing[owner] = 0
+
+    def left(self, step: int) -> list[Span]:
+        """The spans that this step has not reached."""
+        return [span for span in self._layout.spans if not self.has(span, step)]

@@ -1,0 +1,145 @@
+"""What is written down in the memory of a host so that a new process can go on as a server that has died.
+
+Parameters, the optimizer's vectors and the workers' gradients lie in that memory anyway. Workers note there what they
+push (`Notes`); a server what it is about to apply, how far it has come with it, and the numbers of its optimizer
+(`Diary`). A new server puts back the span that the dead one was changing, finishes what that one had begun, and serves.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from manyhands.replica.journal import Journal
+from manyhands.replica.layout import Layout, Span
+from manyhands.replica.updates import hyper_parameters, set_hyper_parameters
+from manyhands.servers.memory import Memory
+from manyhands.servers.messages import Push
+from manyhands.servers.ownership import Group
+
+_GENERATION_SHIFT = 40  # rounds that one generation can number
+
+
+class Notes:
+    """What each worker has pushed last of each group; written before the push is sent."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._rounds, self._samples, self._missing = (table.numpy() for table in memory.notes())
+
+    def push(self, worker: int, group: Group, *, round_key: int, samples: int, missing: set[int]) -> None:
+        flags = self._missing[worker]
+        for place in {place for span in group.spans for place in span.places}:
+            flags[place] = place in missing
+        self._samples[worker, group.index] = samples
+        self._rounds[worker, group.index] = round_key
+
+    def pushes(self, group: Group, round_key: int) -> Iterator[tuple[int, Push]]:
+        """All pushes of a group in a round, by worker."""
+        for worker in range(len(self._rounds)):
+            if self._rounds[worker, group.index] == round_key:
+                yield worker, self.last(worker, group)
+
+    def last(self, worker: int, group: Group) -> Push:
+        places = sorted({place for span in group.spans for place in span.places})
+        return Push(
+            number=0,
+            group=group.index,
+            step=0,
+            seen=0,
+            samples=int(self._samples[worker, group.index]),
+            missing=tuple(place for place in places if self._missing[worker, place]),
+        )
+
+
+def round_key(generation: int, round_number: int) -> int:
+    """A round may be made again by another generation."""
+    return generation << _GENERATION_SHIFT | round_number
+
+
+class Diary:
+    """One server's; all servers of the host ask for their memory in the same order."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        layout: Layout,
+        vectors: Sequence[Tensor],
+        numbers: Tensor,
+        optimizer: Optimizer,
+        *,
+        servers: int,
+        server: int,
+    ) -> None:
+        self.notes = Notes(memory)
+        self._server = server
+        self._optimizer = optimizer
+        self._journal = Journal(layout, vectors, numbers, memory.allocate, owners=servers, mine=server)
+        count = max(1, len(hyper_parameters(optimizer)))
+        self._settings = memory.allocate(servers * count, torch.float64).view(servers, count)[server].numpy()
+        self._words = memory.allocate(servers * 8, torch.int64).view(servers, 8)[server].numpy()
+
+    # By name, the words: each is written after what it stands for.
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._words[0])
+
+    @property
+    def rounds(self) -> int:
+        """Steps that were gathered from all workers and applied."""
+        return int(self._words[1])
+
+    @rounds.setter
+    def rounds(self, value: int) -> None:
+        self._words[1] = value
+
+    @property
+    def generation(self) -> int:
+        """Of the workers that were served last."""
+        return int(self._words[2])
+
+    @generation.setter
+    def generation(self, value: int) -> None:
+        self._words[2] = value
+
+    def begin(self) -> None:
+        self.note_settings()
+        self._words[0] = 1
+
+    def note_settings(self) -> None:
+        values = hyper_parameters(self._optimizer)
+        self._settings[: len(values)] = values
+
+    def plan(self, *, rounds: int, group: int = -1, worker: int = -1) -> None:
+        """About to apply all groups of a round, or one worker's push of one group."""
+        self._words[5], self._words[6], self._words[7] = rounds, group, worker
+        self._words[3] = self._words[4] + 1
+
+    def finish(self, rounds: int) -> None:
+        """What was planned is applied."""
+        self._words[1] = rounds
+        self._words[4] = self._words[3]
+
+    @property
+    def planned(self) -> tuple[int, int, int] | None:
+        """What a server was about to apply when it died: rounds, group, worker."""
+        if self._words[3] == self._words[4]:
+            return None
+        return int(self._words[5]), int(self._words[6]), int(self._words[7])
+
+    def has(self, span: Span) -> bool:
+        """Whether what is planned is in this span already."""
+        return self._journal.has(span, int(self._words[3]))
+
+    def begin_span(self, span: Span) -> None:
+        self._journal.begin(span)
+
+    def end_span(self, span: Span) -> None:
+        self._journal.end(span, int(self._words[3]))
+
+    def take_over(self) -> None:
+        """Put back what the dead server was changing, and its optimizer's settings."""
+        self._journal.undo(self._server)
+        count = len(hyper_parameters(self._optimizer))
+        set_hyper_parameters(self._optimizer, self._settings[:count].tolist())

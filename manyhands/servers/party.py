@@ -1,0 +1,68 @@
+"""Server groups: all servers of one hold a whole copy of the parameters among them, and serve some of the workers.
+
+A server group and its workers are a **party**. Its processes number themselves as if they were alone in the run, so
+that whatever else there is about servers need not know that there are others.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from manyhands.cluster.hosts import Neighbourhood
+from manyhands.cluster.seat import Seat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Party:
+    """One server group with its workers, as one of its processes sees it."""
+
+    number: int
+    count: int  # of all parties
+    seat: Seat
+    neighbours: Neighbourhood
+    near: frozenset[int]
+    """The other parties whose counterpart of this server is on this host; none for a worker."""
+    stores: tuple[Any, ...] = ()
+    """Where each party meets, if they meet at all."""
+
+    def guest(self, number: int) -> int:
+        """By which number another party's counterpart of a server is known here: those of this one come first."""
+        return self.seat.size + number
+
+    @property
+    def others(self) -> list[int]:
+        return [number for number in range(self.count) if number != self.number]
+
+
+def own_party(seat: Seat, neighbours: Neighbourhood, count: int) -> Party:
+    """Equal numbers of workers, in the order of the hosts, and of servers for each."""
+    if count == 1:
+        return Party(number=0, count=1, seat=seat, neighbours=neighbours, near=frozenset())
+    workers = [rank for ranks in neighbours.workers(seat) for rank in ranks]
+    parts = (_divided(workers, count), _divided(range(seat.workers, seat.size), count))
+    members = [[*some, *servers] for some, servers in zip(*parts, strict=True)]
+    number = next(number for number, ranks in enumerate(members) if seat.rank in ranks)
+    own = members[number]
+    within = own.index(seat.rank)
+    hosts = (tuple(own.index(rank) for rank in own if rank in ranks) for ranks in neighbours.hosts)
+    stores = [
+        dist.PrefixStore(f"party/{other}", neighbours.store) if neighbours.store else None
+        for other in range(count)
+    ]
+    beside = neighbours.beside(seat.rank)
+    return Party(
+        number=number,
+        count=count,
+        seat=replace(seat, rank=within, size=len(own), servers=len(parts[1][0])),
+        neighbours=replace(neighbours, hosts=tuple(ranks for ranks in hosts if ranks), store=stores[number]),
+        near=frozenset(
+            other for other, ranks in enumerate(members) if other != number and ranks[within] in beside
+        ),
+        stores=tuple(stores),
+    )
+
+
+def _divided(ranks: Any, count: int) -> list[list[int]]:
+    length = len(ranks) // count
+    return [list(ranks[start : start + length]) for start in range(0, length * count, length)]

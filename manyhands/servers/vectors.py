@@ -1,0 +1,67 @@
+"""Vectors that a server keeps for an optimizer which runs elsewhere: its part of each, and what it does with them."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from manyhands.servers.consistency import OutOfTurn
+
+PARAMS, GRADIENT = "params", "gradient"
+
+
+class Vectors:
+    """By name, the parts that this server owns, one for each group; at first only those of the parameters."""
+
+    def __init__(self, params: Sequence[tuple[int, Tensor]]) -> None:
+        self._order = {group: number for number, (group, _) in enumerate(params)}
+        self._parts = {PARAMS: [part for _, part in params]}
+
+    def add(self, group: int, gradient: Tensor) -> None:
+        """Add to the gradient of the evaluation that is under way."""
+        self._found(GRADIENT)[self._order[group]].add_(gradient)
+
+    def combine(self, name: str, terms: Sequence[tuple[str, float]]) -> None:
+        """A vector, known or not yet, becomes Σ factor · vector."""
+        largest = torch.finfo(self._parts[PARAMS][0].dtype).max if self._parts[PARAMS] else math.inf
+        if any(math.isfinite(factor) and abs(factor) > largest for _, factor in terms):
+            raise OutOfTurn("a factor that the vector's type cannot hold")
+        made = (
+            self._start(name, *terms[0])
+            if terms
+            else [torch.zeros_like(part) for part in self._parts[PARAMS]]
+        )
+        for other, factor in terms[1:]:
+            for into, part in zip(made, self._found(other), strict=True):
+                into.add_(part, alpha=factor)
+        if name == PARAMS:
+            for into, part in zip(self._parts[PARAMS], made, strict=True):
+                into.copy_(part)  # the workers look where they are
+        else:
+            self._parts[name] = made
+
+    def _start(self, name: str, first: str, factor: float) -> list[Tensor]:
+        """The first term: what changes a little is changed in place."""
+        parts = self._found(first)
+        return parts if name == first and factor == 1 else [part * factor for part in parts]
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name != PARAMS:
+                self._parts.pop(name, None)
+
+    def measure(self, kind: str, one: str, other: str) -> float:
+        pairs = list(zip(self._found(one), self._found(other), strict=True))
+        if kind == "dot":
+            return sum(float(a.dot(b)) for a, b in pairs)
+        if kind == "magnitudes":
+            return sum(float(a.abs().sum()) for a, _ in pairs)
+        if kind == "largest":
+            return max((float(a.abs().max()) for a, _ in pairs), default=0.0)
+        raise OutOfTurn(f"no measure {kind!r}")
+
+    def _found(self, name: str) -> list[Tensor]:
+        if name not in self._parts:
+            raise OutOfTurn(f"no vector {name!r}")
+        return self._parts[name]

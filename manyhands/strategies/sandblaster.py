@@ -1,0 +1,96 @@
+"""Sandblaster: L-BFGS over one large batch, whose portions go to whichever worker is free.
+
+Dean et al. 2012 (DistBelief). The batch of a step is what all workers have brought, cut into portions. L-BFGS evaluates
+the loss several times in a step, and for each evaluation
+
+    every worker    takes a portion, adds its gradient to what it has, and takes another until there is none left
+    the servers     add up what the workers have:  g = Σ b_p g_p / Σ b_p  over the portions p of b_p samples
+    worker 0        is the coordinator: it has the servers compute dot products and sums of vectors, decides by these
+                    numbers alone, and has x ← x + t · d done where x and d are: on the servers
+
+A slow worker takes fewer portions, and nobody waits longer than for one. The history of L-BFGS is spread over the
+servers.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from manyhands.servers.consistency import SYNC, Rule
+from manyhands.strategies.settings import at_least_one
+from manyhands.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from manyhands.comm.comm import Comm, ServedDirectly
+    from manyhands.replica.replica import Replica, Share
+
+AGAIN, ENOUGH = 1.0, 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandblaster(Strategy):
+    """L-BFGS over a large batch; fast workers take more portions of it (Dean et al. 2012)."""
+
+    portion: int = 32  # samples
+
+    synchronous: ClassVar[bool] = True
+    rule: ClassVar[Rule] = SYNC
+    repeatable: ClassVar[bool] = (
+        False  # who computes which portion, and so the order of additions, is up to the clock
+    )
+    only_optimizer: ClassVar[str] = "lbfgs"
+    optimizer: ClassVar[str] = "lbfgs:max_iter=10,history_size=10,line_search_fn=strong_wolfe"
+
+    def __post_init__(self) -> None:
+        at_least_one(portion=self.portion)
+
+    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+        servers = cast("ServedDirectly", comm.servers)
+        assert servers is not None
+        share.total()  # everyone has said what it brings
+        portions = share.pooled(comm, self.portion)
+        losses: list[float] = []
+
+        def evaluate() -> float:
+            losses.append(self._evaluate(replica, comm, share, portions))
+            return losses[-1]
+
+        def coordinate() -> float:
+            servers.offer(len(portions))
+            comm.sum_of(AGAIN)
+            return evaluate()
+
+        if not portions:
+            return float("nan")
+        if comm.rank == 0:
+            servers.minimize(coordinate)
+            servers.offer(0)  # all that was asked of the servers is done
+            comm.sum_of(ENOUGH)
+        else:
+            while comm.sum_of(0.0) == AGAIN:
+                evaluate()
+        return losses[0]
+
+    def _evaluate(
+        self, replica: "Replica", comm: "Comm", share: "Share", portions: Sequence[tuple[Any, int]]
+    ) -> float:
+        """The loss over all portions, of which this worker computes as many as it comes to."""
+        servers = cast("ServedDirectly", comm.servers)
+        assert servers is not None
+        taken = 0
+
+        def mine() -> Iterator[tuple[Any, int]]:
+            nonlocal taken
+            while (index := servers.take()) is not None:
+                taken += portions[index][1]
+                yield portions[index]
+
+        servers.pull()
+        loss = replica.backward(replace(share, parts=mine()))
+        if taken:
+            servers.add()
+        return comm.sum_of(loss * taken / share.total() if taken else 0.0)
+
+    def agree(self, replica: "Replica", comm: "Comm") -> None:
+        assert comm.servers is not None
+        comm.servers.pull()

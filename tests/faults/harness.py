@@ -1,0 +1,195 @@
+"""Runs with faults. A fault is data, `(who, when, kind)`; the run's supervisor gets it, and says whether it fired.
+
+`who` is a worker's number. `when` is a step, in the middle of whose forward pass the worker does it to itself, or a
+number of seconds after the first step, when the supervisor does it.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.cluster import cores, supervisor
+from manyhands.cluster.coordination import Elastic
+from manyhands.cluster.events import Event
+
+SCRIPT = Path(__file__).with_name("training.py")
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "segfault": signal.SIGSEGV,
+    "leave": signal.SIGUSR1,
+}
+PATIENCE_S = 90.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One worker, one moment, one kind: kill, stop, segfault, leave; or server, of which `who` is the number; or
+    coordinator (which has no `who`)."""
+
+    who: int
+    when: float | int
+    kind: str = "kill"
+
+
+@dataclass
+class Ran:
+    """How a run with faults went."""
+
+    outcome: supervisor.Outcome
+    events: list[Event]
+    fired: list[Fault]
+    folder: Path
+    logs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+    @property
+    def ends(self) -> dict[int, dict[str, Any]]:
+        """What the workers that finished said last, by number."""
+        return {number: log[-1] for number, log in self.logs.items() if log[-1]["kind"] == "end"}
+
+    def parameters(self, number: int) -> Tensor:
+        found: Tensor = torch.load(self.folder / f"params-{number}.pt", weights_only=True)
+        return found
+
+    def committed(self) -> list[list[int]]:
+        """The samples of every step that counts, as the workers noted them before each step.
+
+        A worker that died in a step may have had a part in it: the others know how many samples it had.
+        """
+        noted: dict[int, dict[int, list[int]]] = {}
+        sure: dict[int, set[int]] = {}
+        samples: dict[int, int] = {0: 0}
+        for number, log in self.logs.items():
+            for row in log:
+                if row["kind"] == "step":
+                    noted.setdefault(row["step"], {})[number] = row["ids"]
+                elif row["kind"] == "made":
+                    sure.setdefault(row["step"], set()).add(number)
+                    samples[row["step"]] = row["samples"]
+        steps = []
+        for step in sorted(sure):
+            known = [i for number in sorted(sure[step]) for i in noted[step][number]]
+            doubtful = [ids for number, ids in noted[step].items() if number not in sure[step]]
+            if len(known) < samples[step] - samples[step - 1]:
+                known += [i for ids in doubtful for i in ids]
+            assert len(known) == samples[step] - samples[step - 1], f"step {step}"
+            steps.append(known)
+        return steps
+
+
+def run(
+    folder: Path,
+    faults: Sequence[Fault],
+    *,
+    workers: int = 3,
+    strategy: str = "all-reduce",
+    servers: int = 0,
+    replace: int = 0,
+    most: int | None = None,
+    stall_s: float = 10.0,
+    **settings: Any,
+) -> Ran:
+    """Train in real processes, with these faults; `settings` are for the script."""
+    pending = list(faults)
+    fired: list[Fault] = []
+    events: list[Event] = []
+    lines: list[str] = []
+    began_s = time.monotonic()
+    first_step_s = [0.0]
+
+    def on_tick() -> None:
+        assert time.monotonic() < began_s + PATIENCE_S, f"the run hangs: {lines[-20:]}"
+        if not first_step_s[0]:
+            first_step_s[0] = (
+                time.monotonic() if any(_has_stepped(log) for log in _logs(folder).values()) else 0
+            )
+            return
+        for fault in [one for one in pending if isinstance(one.when, float)]:
+            if time.monotonic() - first_step_s[0] >= fault.when and _do(fault, folder):
+                pending.remove(fault)
+                fired.append(fault)
+
+    inside = [[fault.who, fault.when, fault.kind] for fault in faults if isinstance(fault.when, int)]
+    outcome = supervisor.run(
+        [str(SCRIPT), str(folder), json.dumps({"faults": inside, **settings})],
+        workers=workers,
+        layout=cores.layout(workers, 1, servers),
+        environ={"MANYHANDS_STRATEGY": strategy, "OMP_NUM_THREADS": "1"},
+        run_dir=None,
+        load="manyhands.sessions",
+        on_tick=on_tick,
+        on_line=lambda rank, line: lines.append(f"[{rank}] {line}"),
+        elastic=Elastic(most=most or workers, replace=replace, stall_s=stall_s),
+        on_event=events.append,
+        servers=servers,
+    )
+    logs = _logs(folder)
+    fired += [
+        fault
+        for fault in pending
+        if any(
+            row == {"kind": "fault", "step": fault.when, "fault": fault.kind}
+            for row in logs.get(fault.who, [])
+        )
+    ]
+    assert outcome.ok, (outcome, lines[-30:], [event.text for event in events])
+    pids = {log[0]["pid"] for log in logs.values()}
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "a process is left"
+    return Ran(outcome=outcome, events=events, fired=fired, folder=folder, logs=logs)
+
+
+def _logs(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    found = {}
+    for path in folder.glob("log-*.jsonl"):
+        lines = path.read_text().split("\n")[:-1]  # what follows the last newline was cut off by a death
+        if lines:
+            found[int(path.stem.partition("-")[2])] = [json.loads(line) for line in lines]
+    return found
+
+
+def _has_stepped(log: list[dict[str, Any]]) -> bool:
+    return any(row["kind"] == "made" for row in log)
+
+
+def _do(fault: Fault, folder: Path) -> bool:
+    if fault.kind in ("coordinator", "server"):
+        name = "coordinator" if fault.kind == "coordinator" else f"server {fault.who}"
+        pids = [pid for pid in _children(os.getpid()) if _name(pid) == name]
+    else:
+        pids = [log[0]["pid"] for number, log in _logs(folder).items() if number == fault.who]
+    for pid in pids:
+        os.kill(pid, SIGNALS.get(fault.kind, signal.SIGKILL))
+    return bool(pids)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def alone(steps: Sequence[Sequence[int]], *, optimizer: str, lr: float) -> Tensor:
+    """The parameters after the same sequence of batches in one process, by plain PyTorch."""
+    from tests.faults import training
+
+    net = training.net()
+    made = training.optimizer(optimizer, net, lr)
+    data = training.Numbered(training.LENGTH)
+    for ids in steps:
+        made.zero_grad()
+        training.loss(net, data.batch(torch.tensor(ids), 0)).backward()
+        made.step()
+    return nn.utils.parameters_to_vector(net.parameters()).detach()

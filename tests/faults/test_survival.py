@@ -1,0 +1,124 @@
+"""Workers die, hang, leave and join, and the others go on: their processes, parameters and samples stay right."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults import harness, training
+from tests.faults.harness import Fault, Ran
+
+EPOCHS = 2
+WHOLE = {"once": EPOCHS * training.LENGTH, "twice": 0, "never": 0}
+
+
+def check(ran: Ran, faults: list[Fault], finished: set[int]) -> None:
+    """What holds in every run, whatever died."""
+    assert sorted(ran.fired, key=str) == sorted(faults, key=str), "the faults fired"
+    assert set(ran.ends) == finished
+    for number, end in ran.ends.items():
+        assert end["pid"] == ran.logs[number][0]["pid"], "it kept its process"
+        assert len([row for row in ran.logs[number] if row["kind"] == "start"]) == 1
+        assert end["tally"] == WHOLE, "every sample exactly once in each epoch"
+        assert end["samples"] == WHOLE["once"]
+    first = ran.parameters(min(finished))
+    assert all(torch.equal(first, ran.parameters(number)) for number in finished), "the same bits everywhere"
+
+
+def check_numbers(ran: Ran, optimizer: str) -> None:
+    """One process that has made the same steps has the same parameters."""
+    together = harness.alone(ran.committed(), optimizer=optimizer, lr=training.LR)
+    torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=1e-6)
+
+
+def test_one_of_three_dies_in_its_forward_pass(tmp_path: Path) -> None:
+    faults = [Fault(1, 7)]
+    ran = harness.run(tmp_path, faults, optimizer="Adam")
+    check(ran, faults, {0, 2})
+    check_numbers(ran, "Adam")
+    (death,) = ran.of("death")
+    assert death.text.startswith("worker 1 died (killed by SIGKILL): noticed after ")
+    assert "step 7 begun again with 2 workers" in death.text
+    assert death.fields["step"] == 7
+
+
+def test_every_kind_of_fault_in_one_run(tmp_path: Path) -> None:
+    """The last one is alone in the end, and has lost nothing."""
+    faults = [
+        Fault(1, 4, "segfault"),
+        Fault(2, 8, "stop"),
+        Fault(3, 12, "leave"),
+        Fault(0, 18, "kill"),
+        Fault(5, 18, "kill"),
+        Fault(-1, 0.0, "coordinator"),
+    ]
+    ran = harness.run(tmp_path, faults, workers=6, stall_s=2.0, optimizer="momentum", pause_s=0.02)
+    check(ran, faults, {4})
+    check_numbers(ran, "momentum")
+    told = [event.text for event in ran.events]
+    assert any("worker 1 died (segmentation fault (SIGSEGV): File " in text for text in told)
+    assert any("worker 2 died (it had not been heard of for 2 s and was killed" in text for text in told)
+    assert any(text.startswith("worker 3 has left: 3 workers from step ") for text in told)
+    assert any(
+        text.startswith("the coordinator died (killed by SIGKILL) and was started again") for text in told
+    )
+    assert any("worker 0 died" in text and "begun again with 1 worker," in text for text in told)
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "parameter-server:sync"])
+def test_deaths_at_any_instant_leave_the_numbers_of_one_process(strategy: str, tmp_path: Path) -> None:
+    """Also in the middle of an update: the step counts with all its samples, or is made again without the dead."""
+    draw = random.Random(5)
+    faults = [Fault(who, draw.uniform(0.0, 0.6)) for who in (0, 1, 3)]
+    servers = 2 if "server" in strategy else 0
+    ran = harness.run(
+        tmp_path, faults, workers=4, strategy=strategy, servers=servers, pause_s=0.02, down_to=1
+    )
+    check(ran, faults, {2})
+    check_numbers(ran, "momentum")
+
+
+def test_the_dead_are_replaced_and_the_new_ones_take_over(tmp_path: Path) -> None:
+    faults = [Fault(0, 3), Fault(2, 3)]
+    ran = harness.run(tmp_path, faults, replace=2, optimizer="Adam", until=3)
+    check(ran, faults, {1, 3, 4})
+    assert len(ran.of("death")) == 2
+    assert {event.fields["rank"] for event in ran.of("join")} == {3, 4}
+    assert ran.ends[1]["workers"] == 3
+
+
+@pytest.mark.parametrize(
+    "strategy", ["all-reduce:topology=ring", "local-sgd:period=4", "tournament", "hogwild", "ad-psgd"]
+)
+def test_a_worker_dies_under_other_strategies(strategy: str, tmp_path: Path) -> None:
+    faults = [Fault(0, 13), Fault(2, 33)]
+    ran = harness.run(tmp_path, faults, strategy=strategy)
+    check(ran, faults, {1})
+    if "ring" in strategy:
+        check_numbers(ran, "momentum")
+
+
+@pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])
+def test_a_worker_dies_under_servers(consistency: str, tmp_path: Path) -> None:
+    strategy = "parameter-server:" + consistency.replace(":", ",")
+    faults = [Fault(0, 13), Fault(2, 33)]
+    ran = harness.run(tmp_path, faults, strategy=strategy, servers=2)
+    check(ran, faults, {1})
+    if consistency == "sync":
+        check_numbers(ran, "momentum")
+
+
+@pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])
+def test_a_server_dies_and_another_goes_on_with_what_it_knew(consistency: str, tmp_path: Path) -> None:
+    strategy = "parameter-server:" + consistency.replace(":", ",")
+    faults = [Fault(1, 0.2, "server")]
+    ran = harness.run(
+        tmp_path, faults, strategy=strategy, servers=2, replace=1, optimizer="Adam", pause_s=0.02
+    )
+    check(ran, faults, {0, 1, 2})
+    assert [event.text for event in ran.of("server")] == [
+        "server 1 died (killed by SIGKILL): another takes over from it"
+    ]
+    if consistency == "sync":
+        check_numbers(ran, "Adam")

@@ -1,0 +1,130 @@
+"""What the runs of `harness.py` train: says what it does before it does it, and does what it is told to itself."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import manyhands as mh
+from manyhands import data as data_sets
+from manyhands import models
+
+LENGTH = 600
+LR = 0.05
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "segfault": signal.SIGSEGV,
+    "leave": signal.SIGUSR1,
+}
+
+
+class Digits:
+    """The digits of the package; parts of them are enough to see whether something was lost."""
+
+    def __init__(self) -> None:
+        found = data_sets.load("digits", seed=0)
+        self.train, self.test = found.train, found.test
+        self.model = lambda: models.build("mlp:hidden=64", found.shape, found.classes)
+
+
+class Numbered:
+    """Samples that know their number."""
+
+    def __init__(self, length: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(length, 8, generator=generator)
+        self.targets = self.inputs @ torch.randn(8, 4, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError("taken by the batch")
+
+    def batch(self, indices: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self.inputs[indices], self.targets[indices], indices
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+
+
+def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    if name == "momentum":
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    made: torch.optim.Optimizer = getattr(torch.optim, name)(model.parameters(), lr=lr)
+    return made
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    inputs, targets = batch[:2]
+    if targets.dtype == torch.int64:
+        return nn.functional.cross_entropy(model(inputs), targets)
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def main() -> None:
+    folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    number = int(os.environ["MANYHANDS_RANK"])
+    log = (folder / f"log-{number}.jsonl").open("a", buffering=1)
+
+    def note(**row: Any) -> None:
+        log.write(json.dumps(row) + "\n")
+
+    note(kind="start", pid=os.getpid())
+    todo = [(when, kind) for who, when, kind in settings["faults"] if who == number]
+
+    def watched(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        value = loss(model, batch)
+        # For workers that are loading PyTorch; and, before it is too late for that, for those that are to die.
+        is_waiting = session.world.size < settings.get("until", 0)
+        is_early = session.epoch > 0 and session.world.size > settings.get("down_to", session.world.size)
+        time.sleep(1.0 if is_waiting else 0.3 if is_early else settings.get("pause_s", 0.0))
+        for when, kind in list(todo):
+            if model.training and session.steps + 1 == when:
+                todo.remove((when, kind))
+                note(kind="fault", step=when, fault=kind)
+                os.kill(os.getpid(), SIGNALS[kind])
+        return value
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    digits = Digits() if settings.get("digits") else None
+    model = digits.model() if digits else net()
+    made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", LR))
+    session = mh.session(model, made, watched)
+    data: Any = digits.train if digits else Numbered(LENGTH)
+    for _ in range(settings.get("epochs", 2)):
+        for batch in session.batches(data, batch_size=8):
+            note(kind="step", step=session.steps + 1, ids=[] if digits else batch[2].tolist())
+            session.step(batch)
+            note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
+        if not digits:
+            note(kind="evaluated", loss=session.evaluate(data)["loss"], epoch=session.epoch)
+    accuracy = (
+        session.evaluate(digits.test, measures={"accuracy": mh.accuracy})["accuracy"] if digits else None
+    )
+    session.close()
+    torch.save(nn.utils.parameters_to_vector(model.parameters()).detach(), folder / f"params-{number}.pt")
+    note(
+        kind="end",
+        pid=os.getpid(),
+        steps=session.steps,
+        samples=session.samples,
+        epoch=session.epoch,
+        tally=dict(session.feed.tally),
+        workers=session.world.size,
+        accuracy=accuracy,
+    )
+
+
+if __name__ == "__main__":
+    main()

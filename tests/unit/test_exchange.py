@@ -1,0 +1,196 @@
+"""Server groups that tell each other what they have learned: nothing is lost or counted twice, whatever comes when."""
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyhands.cluster.hosts import Neighbourhood
+from manyhands.cluster.seat import Seat
+from manyhands.comm.transports.arena import Arena
+from manyhands.servers.consistency import OutOfTurn
+from manyhands.servers.exchange import Exchange, Reply
+from manyhands.servers.memory import Memory
+from manyhands.servers.messages import Done, Gain, Level, Meet
+from manyhands.servers.party import own_party
+
+COUNT = 3
+LENGTH = 4  # of a group
+GROUPS: list[Any] = [
+    SimpleNamespace(index=index, slice=slice(index * LENGTH, (index + 1) * LENGTH)) for index in range(4)
+]
+WORKER = 0  # of each party; its server is process 1
+
+
+class Crowd:
+    """Three servers, one of each party, and the messages between them, each pair's in order; some share a host."""
+
+    def __init__(self, every: int, hosts: tuple[tuple[int, ...], ...]) -> None:
+        self.fds = [os.memfd_create("test") for _ in hosts]
+        self.arenas = [Arena(fd) for fd in self.fds]
+        seats = [
+            Seat(rank=COUNT + number, size=2 * COUNT, servers=COUNT, launcher="test")
+            for number in range(COUNT)
+        ]
+        self.parties = [own_party(seat, Neighbourhood(hosts=hosts, memory_fd=-1), COUNT) for seat in seats]
+        arena_of = [
+            next(arena for arena, ranks in zip(self.arenas, hosts, strict=True) if seat.rank in ranks)
+            for seat in seats
+        ]
+        memories = [{number: self.memory(arena, number) for number in range(COUNT)} for arena in arena_of]
+        self.params = [memories[number][number].params for number in range(COUNT)]
+        self.servers = [
+            Exchange(party, GROUPS, every, mine[party.number], {other: mine[other] for other in party.near})
+            for party, mine in zip(self.parties, memories, strict=True)
+        ]
+        for server in self.servers:
+            for group in GROUPS:
+                server.begin(group.index)
+        self.mail: defaultdict[tuple[int, int], deque[Any]] = defaultdict(deque)
+        self.answered = [0] * COUNT
+        self.told = 0
+
+    def memory(self, arena: Arena, number: int) -> Memory:
+        return Memory(
+            arena,
+            length=len(GROUPS) * LENGTH,
+            dtype=torch.float64,
+            groups=4,
+            workers=2 + COUNT,
+            states=(),
+            party=number,
+        )
+
+    def update(self, number: int, group: int, amount: float) -> None:
+        self.params[number][GROUPS[group].slice] += amount
+        self.servers[number].note(group)
+        self.post(number, self.servers[number].messages())
+
+    def post(self, number: int, replies: Iterable[Reply]) -> None:
+        for to, message, vector in replies:
+            if isinstance(message, Done):
+                assert to == WORKER
+                self.answered[number] += 1
+                continue
+            other = to - 2
+            self.told += isinstance(message, Gain)
+            is_near = other in self.parties[number].near
+            assert vector is not None
+            # Over the network a vector leaves as it is now; in common memory it is read when the message is.
+            self.mail[number, other].append((message, None if is_near else vector.clone()))
+
+    def deliver(self, sender: int, receiver: int) -> None:
+        if self.mail[sender, receiver]:
+            message, vector = self.mail[sender, receiver].popleft()
+            self.post(receiver, self.servers[receiver].handle(2 + sender, message, vector))
+
+    def deliver_all(self) -> None:
+        while any(self.mail.values()):
+            for pair in list(self.mail):
+                self.deliver(*pair)
+
+    def meet(self) -> None:
+        for number, server in enumerate(self.servers):
+            self.post(number, server.handle(WORKER, Meet(number=9), None))
+        self.deliver_all()
+        assert self.answered == [1] * COUNT
+        self.answered = [0] * COUNT
+
+    def close(self) -> None:
+        self.params.clear()
+        self.servers.clear()
+        for arena in self.arenas:
+            arena.close()
+
+
+ONE_HOST = ((0, 1, 2, 3, 4, 5),)
+TWO_HOSTS = ((0, 1, 3, 4), (2, 5))
+EACH_ITS_OWN = ((0, 3), (1, 4), (2, 5))
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("update"), st.integers(0, COUNT - 1), st.integers(0, len(GROUPS) - 1)),
+        st.tuples(st.just("deliver"), st.integers(0, COUNT - 1), st.integers(0, COUNT - 1)),
+    ),
+    max_size=50,  # so that every sum is exact
+)
+
+
+@pytest.mark.parametrize("hosts", [ONE_HOST, TWO_HOSTS, EACH_ITS_OWN], ids=["one host", "two", "three"])
+@settings(max_examples=60, deadline=None)
+@given(script=events, every=st.integers(1, 3))
+def test_every_update_comes_to_everyone_once(
+    hosts: tuple[tuple[int, ...], ...], script: list[tuple[str, int, int]], every: int
+) -> None:
+    crowd = Crowd(every, hosts)
+    expected = torch.zeros(len(GROUPS) * LENGTH, dtype=torch.float64)
+    for number, (what, one, other) in enumerate(script):
+        if what == "update":
+            # Each its own digit: what is missing or there twice can be seen.
+            crowd.update(one, other, 2.0**number)
+            expected[GROUPS[other].slice] += 2.0**number
+        else:
+            crowd.deliver(one, other)
+    crowd.meet()
+    crowd.meet()
+    for params in crowd.params:
+        assert torch.equal(params, expected)
+    crowd.close()
+
+
+def test_after_meeting_all_have_the_same_bits_also_where_sums_are_rounded() -> None:
+    crowd = Crowd(1000, EACH_ITS_OWN)
+    for round_ in range(3):
+        for number in range(COUNT):
+            for group in range(len(GROUPS)):
+                crowd.update(number, group, 0.1 * (1 + number) * 3**-round_)
+        crowd.meet()
+        crowd.meet()
+        assert torch.equal(crowd.params[0], crowd.params[1])
+        assert torch.equal(crowd.params[0], crowd.params[2])
+    crowd.close()
+
+
+def test_home_is_told_after_every_so_many_updates_and_homes_are_shared_out() -> None:
+    crowd = Crowd(3, ONE_HOST)
+    for _ in range(7):
+        for number in range(COUNT):
+            for group in range(len(GROUPS)):
+                crowd.update(number, group, 1.0)
+        crowd.deliver_all()
+    assert crowd.told == 2 * (COUNT - 1) * len(GROUPS), "7 ÷ 3 times, by all that are not at home"
+    homes = [[group.index for group in GROUPS if group.index % COUNT == number] for number in range(COUNT)]
+    assert homes == [[0, 3], [1], [2]]
+    crowd.close()
+
+
+def test_what_cannot_follow_is_out_of_turn() -> None:
+    crowd = Crowd(1, ONE_HOST)
+    guest = crowd.parties[0].guest(1)
+    for message in (
+        Gain(number=1, group=1),  # at home elsewhere
+        Level(number=1, group=1),  # nobody has asked
+    ):
+        with pytest.raises(OutOfTurn):
+            list(crowd.servers[0].handle(guest, message, torch.zeros(LENGTH, dtype=torch.float64)))
+    assert not crowd.params[0].any()
+    crowd.close()
+
+
+def test_parties_divide_workers_by_host_and_servers_alike() -> None:
+    hosts = ((0, 2, 4, 6), (1, 3, 5, 7))  # ranks dealt out to two hosts in turn
+    numbers = {}
+    for rank in range(8):
+        seat = Seat(rank=rank, size=8, servers=2, launcher="test")
+        party = own_party(seat, Neighbourhood(hosts=hosts, memory_fd=-1), 2)
+        numbers[rank] = party.number, party.seat.rank
+        assert (party.seat.size, party.seat.servers) == (4, 1)
+        assert party.neighbours.hosts == ((0, 1, 2, 3),), "each host has its own server"
+        assert not party.near
+    assert numbers == {0: (0, 0), 2: (0, 1), 4: (0, 2), 6: (0, 3), 1: (1, 0), 3: (1, 1), 5: (1, 2), 7: (1, 3)}
