@@ -25,8 +25,8 @@ def main() -> None:
     batches = make_batches(work, work.batch)
     session = mh.session(model, optimizer, job.loss, placement=options.placement, example=batches[0])
     for number in range(STEPS):
-        shares = microbatches(batches[number % BATCHES], work.batch, session.mesh.feeds)
-        session.step(shares[session.feed][0])
+        shares = microbatches(batches[number % BATCHES], work.batch, session.placing.mesh.feeds)
+        session.step(shares[session.placing.feed][0])
     rank = session.world.rank
     session.close()
     params = {key: value.tolist() for key, value in model.named_parameters()} if rank == 0 else {}

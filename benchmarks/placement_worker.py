@@ -98,7 +98,7 @@ def main() -> None:
         session.world.rank,
         {
             "wall_s": wall_s,
-            "samples_per_s": options.steps * samples * session.mesh.feeds / wall_s,
+            "samples_per_s": options.steps * samples * session.placing.mesh.feeds / wall_s,
             **{
                 name: after.get(name, 0) - before.get(name, 0) for name in ("wait_s", "compute_s", "update_s")
             },

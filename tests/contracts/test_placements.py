@@ -119,7 +119,7 @@ def make_session(world: World, text: str, **more: Any) -> Session:
 
 
 def train(session: Session, steps: Sequence[Batch]) -> list[float]:
-    return [session.step(share(batch, session.feed, session.mesh.feeds)) for batch in steps]
+    return [session.step(share(batch, session.placing.feed, session.placing.mesh.feeds)) for batch in steps]
 
 
 def close_to(first: nn.Module, second: nn.Module, tolerance: float = 1e-9) -> None:
@@ -138,7 +138,7 @@ def test_it_equals_one_process(text: str) -> None:
 
     def work(world: World) -> tuple[nn.Module, list[float]]:
         session = make_session(world, text)
-        assert session.mesh.replicas == replicas
+        assert session.placing.mesh.replicas == replicas
         losses = train(session, batches())
         session.close()
         return session.model, losses
@@ -189,7 +189,7 @@ def test_evaluation_is_that_of_the_whole_model(text: str) -> None:
         assert result["accuracy"] == pytest.approx(accuracy(net, whole).item())
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.pairwise(["single", *FEW, "single"]))
+@pytest.mark.parametrize(("before", "after"), list(itertools.pairwise(["single", *FEW, "single"])))
 def test_checkpoints_reshape(before: str, after: str, tmp_path: Path) -> None:
     """Saved under one placement, loaded under another: the same bits, and training goes on the same."""
     middle = STEPS // 2

@@ -72,7 +72,7 @@ def test_commands_are_understood(block: Block, line: str, capsys: pytest.Capture
     elif options.verb == "train":
         assert options.spec is None or (ROOT / options.spec).exists()
         assert options.strategy is None or strategies.parse(options.strategy)
-        placement.parse(options.placement or placement.DEFAULT).mesh(options.workers or 2)
+        placement.parse(options.placement or placement.DEFAULT).mesh((options.workers or (2, 2))[0])
         assert options.model is None or spec.split(options.model)[0] in MODELS
         assert options.data is None or spec.split(options.data)[0] in DATASETS
 
