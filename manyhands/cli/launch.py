@@ -8,6 +8,7 @@ from typing import Any
 
 from manyhands import placement, strategies
 from manyhands.cli.running import (
+    again_terms,
     check_workers,
     elastic_terms,
     join_run,
@@ -94,10 +95,12 @@ def run(options: argparse.Namespace) -> int:
     servers = options.servers or 0
     mesh = _check(options, workers, servers)
     with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
+        command = [str(script), *options.arguments]
         return run_workers(
-            [str(script), *options.arguments],
+            command,
             run=out,
             elastic=elastic_terms(strategies.parse(options.strategy), mesh, most, None),
+            again=again_terms(mesh, command, [], None),  # scripts resume by themselves
             workers=workers,
             threads=options.threads,
             servers=servers,

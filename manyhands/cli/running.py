@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from manyhands import strategies
+from manyhands.cli.again import Again
 from manyhands.cli.progress import Progress
 from manyhands.cluster import coordination, cores, supervisor
 from manyhands.cluster import invite as invites
@@ -110,6 +111,13 @@ def elastic_terms(
     return Elastic(most=most, replace=REPLACE if replace is None else replace, stall_s=stall_s)
 
 
+def again_terms(mesh: Mesh, command: list[str], resume: list[str], replace: int | None) -> Again | None:
+    """How a run whose replicas are in parts goes on after a death; `resume` makes the command go on where it was."""
+    if mesh.members == 1:
+        return None
+    return Again(command=command, resume=resume, times=REPLACE if replace is None else replace)
+
+
 def worker_range(text: str) -> tuple[int, int]:
     """`4`, or `2:6` for 2 workers to which others may come until there are 6."""
     first, colon, last = text.partition(":")
@@ -171,11 +179,12 @@ def run_workers(
     pass_output: bool = False,
     servers: int = 0,
     elastic: Elastic | None = None,
+    again: Again | None = None,
 ) -> int:
     """Start the workers, show their progress until they end, and return the exit code.
 
     With `pass_output`, what they print goes to our standard output where that is a file or a pipe; on a terminal
-    everything is shown above the progress bar.
+    everything is shown above the progress bar. With `again`, a run that cannot change begins again after a death.
     """
     layout = cores.layout(workers, threads, servers)
     records = run / "events" / "launcher.jsonl"
@@ -199,20 +208,23 @@ def run_workers(
             with suppress(OSError), records.open("ab") as file:
                 file.write(lines.encode({"kind": event.kind, "t": time.time(), "rank": -1, **event.fields}))
 
-        outcome = supervisor.run(
-            command,
-            workers=workers,
-            layout=layout,
-            environ=dict(environ),
-            run_dir=run,
-            load="manyhands.sessions",  # what every worker imports, PyTorch above all
-            on_tick=progress.refresh,
-            on_line=on_line,
-            on_output=on_output if pass_output and not sys.stdout.isatty() else None,
-            servers=servers,
-            elastic=elastic,
-            on_event=on_event,
-        )
+        def attempt(command: list[str]) -> supervisor.Outcome:
+            return supervisor.run(
+                command,
+                workers=workers,
+                layout=layout,
+                environ=dict(environ),
+                run_dir=run,
+                load="manyhands.sessions",  # what every worker imports, PyTorch above all
+                on_tick=progress.refresh,
+                on_line=on_line,
+                on_output=on_output if pass_output and not sys.stdout.isatty() else None,
+                servers=servers,
+                elastic=elastic,
+                on_event=on_event,
+            )
+
+        outcome = again.run(attempt, run, on_event) if again else attempt(command)
         progress.refresh()
     return _end(outcome)
 

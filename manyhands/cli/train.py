@@ -16,6 +16,7 @@ from manyhands import strategies
 from manyhands.checkpoint.shelf import latest
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import (
+    again_terms,
     check_workers,
     elastic_terms,
     forget_records,
@@ -146,8 +147,9 @@ def run(options: argparse.Namespace) -> int:
             forget_records(out)
         if why:
             print(why, file=sys.stderr)
+        command = ["-m", "manyhands.job", plan.encode().decode(), *(["--resume"] if options.resume else [])]
         code = run_workers(
-            ["-m", "manyhands.job", plan.encode().decode(), *(["--resume"] if options.resume else [])],
+            command,
             run=out,
             workers=plan.cluster.workers,
             threads=plan.cluster.threads,
@@ -159,6 +161,7 @@ def run(options: argparse.Namespace) -> int:
                 plan.cluster.most_workers or plan.cluster.workers,
                 plan.cluster.replace,
             ),
+            again=again_terms(plan.mesh(), command, ["--resume"], plan.cluster.replace),
         )
         if code == 0:
             _report(json.loads((out / "summary.json").read_text()), out, options)
