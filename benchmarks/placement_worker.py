@@ -67,6 +67,18 @@ def memory_bytes(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
+def _without_a_model(placement: str) -> int:
+    """The memory of a worker in the same placement whose model is too small to count."""
+    work = JOBS["small"]
+    batch = make_batches(work, work.batch)[0]
+    model = build(work)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    session = mh.session(model, optimizer, job.loss, placement=placement, example=batch)
+    session.step(batch)
+    session.close()
+    return memory_bytes("VmRSS")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
@@ -80,7 +92,7 @@ def main() -> None:
     torch.set_num_threads(1)
     samples = options.batch or work.batch
     batches = make_batches(work, samples)
-    empty_bytes = memory_bytes("VmRSS")
+    empty_bytes = _without_a_model(options.placement)
     model = build(work)
     weights_bytes = sum(param.nbytes for param in model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)

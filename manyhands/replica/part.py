@@ -51,6 +51,8 @@ class Part:
     """Whether others have the rest of the replica."""
     hooked = True
     """Whether autograd completes gradients in the parameters themselves; else the part delivers them."""
+    frugal = False
+    """Whether memory counts more than time: a gradient goes into the sum at once, and is not kept beside it."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self.model = model

@@ -150,7 +150,13 @@ class Replica:
         # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
         self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
         self._gradients = Gradients(
-            self.layout, total, owners, self._host, factors, self.tables, before_gate=self._journaled
+            self.layout,
+            total,
+            owners,
+            self._host,
+            factors,
+            self.tables,
+            before_gate=self._journaled or self.part.frugal,
         )
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count

@@ -9,8 +9,10 @@ import torch
 from tests.end_to_end.commands import manyhands
 
 WORKERS = 4
-LAYERS, WIDTH = 16, 1536
-BUDGET = 2.8  # times the parameters: less than parameters, gradients and momentum together
+LAYERS, WIDTH = 24, 1024
+PARAMETERS_BYTES = LAYERS * WIDTH**2 * 4
+BUDGET = 2.6  # times the parameters: less than parameters, gradients and momentum together
+PEAK = 0.35  # of parameters, gradients and momentum of a whole replica
 
 SCRIPT = f"""
 import json
@@ -30,23 +32,30 @@ def make(layers, width):
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 def train(layers, width, steps):
-    with_memory = mh.session(*make(layers, width), loss)
+    session = mh.session(*make(layers, width), loss)
     generator = torch.Generator().manual_seed(1)
     losses = []
-    for _ in range(steps):
+    for step in range(steps):
         batch = torch.randn({WORKERS}, width, generator=generator)
-        losses.append(with_memory.step(batch[with_memory.feed :: with_memory.mesh.feeds]))
+        losses.append(session.step(batch[session.placing.feed :: session.placing.mesh.feeds]))
+        if step == 0:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     return losses
 
-train(2, 8, 1)  # what is needed once is loaded
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-limit = pages * resource.getpagesize() + int({BUDGET} * {LAYERS} * {WIDTH}**2 * 4)
+def memory_bytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+train(2, 512, 2)  # what any model needs is there
+empty_bytes = memory_bytes("VmRSS")
+limit = memory_bytes("VmSize") + int({BUDGET} * {PARAMETERS_BYTES})
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-print(json.dumps(train({LAYERS}, {WIDTH}, 3)))
+losses = train({LAYERS}, {WIDTH}, 3)
+print(json.dumps([losses, memory_bytes("VmHWM") - empty_bytes]))
 """
 
 
-def launch(folder: Path, placement: str) -> tuple[int, list[list[float]], str]:
+def launch(folder: Path, placement: str) -> tuple[int, list[tuple[list[float], int]], str]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     options = ["--workers", str(WORKERS), "--threads", "1", "--placement", placement, "--out", placement]
@@ -72,12 +81,14 @@ def alone() -> list[float]:
 
 
 def test_it_trains_in_shards_where_it_does_not_fit_whole(tmp_path: Path) -> None:
-    code, losses, errors = launch(tmp_path, "sharded")
+    code, found, errors = launch(tmp_path, "sharded")
     assert code == 0, errors
-    assert len(losses) == WORKERS
-    means = [sum(step) / WORKERS for step in zip(*losses, strict=True)]
+    assert len(found) == WORKERS
+    means = [sum(step) / WORKERS for step in zip(*(losses for losses, _ in found), strict=True)]
     assert means == pytest.approx(alone(), rel=1e-4)
-    code, losses, errors = launch(tmp_path, "single")
+    for _, peak_bytes in found:
+        assert peak_bytes <= PEAK * 3 * PARAMETERS_BYTES
+    code, found, errors = launch(tmp_path, "single")
     assert code != 0, "the limit must be one that a whole replica does not keep"
-    assert not losses
+    assert not found
     assert "memory" in errors.lower()

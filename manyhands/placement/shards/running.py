@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from manyhands.cluster.heap import give_freed_memory_back
 from manyhands.errors import UsageError
 from manyhands.placement.crew import Crew
 from manyhands.placement.shards.gathering import Gathered
@@ -23,10 +24,12 @@ class Shards(Crew):
     """One shard of every trained parameter; what is not trained is whole everywhere."""
 
     hooked = False
+    frugal = True
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, loss: Loss, standing: Standing) -> None:
         everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         super().__init__(model, loss, standing, held=everything)
+        give_freed_memory_back()  # what follows comes from the kernel and goes back to it
         self._comm = standing.crew.comm
         self._names, params = trained(model, optimizer)
         self._gathered = {id(param): Gathered(param, self._comm) for param in params}
@@ -41,6 +44,7 @@ class Shards(Crew):
         self._hooks += [
             gathered.param.register_post_accumulate_grad_hook(self._arrive) for gathered in self._in_order
         ]
+        give_freed_memory_back()  # the whole model was here
 
     def _watch(self, module: nn.Module) -> None:
         params = module.parameters() if isinstance(module, WHOLE) else module.parameters(recurse=False)
