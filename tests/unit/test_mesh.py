@@ -101,7 +101,7 @@ def test_one_forward_one_backward_holds_few_microbatches() -> None:
         for action in row:
             held += 1 if action.kind == FORWARD else -1
             most = max(most, held)
-        assert most == 4 - worker
+        assert most == 4 - worker + (worker < 3), "one ahead, but for the last"
 
 
 # Cuts
