@@ -39,8 +39,8 @@ class Policy:
 SCHEDULES: Mapping[str, Policy] = {
     # All forward passes, then all backward passes: every microbatch's activations are held at once.
     "gpipe": Policy(lambda worker, workers, chunks, micros: micros),
-    # One forward, one backward: a worker holds no more than there are workers from it to the end. All but the last are one
-    # ahead of that, so that nobody has to wait for a neighbour that was held up for a moment.
+    # One forward, one backward: a worker holds no more than there are workers from it to the end. All but the last
+    # are one ahead of that, so that nobody has to wait for a neighbour that was held up for a moment.
     "1f1b": Policy(lambda worker, workers, chunks, micros: workers - worker + (worker < workers - 1)),
     # The same with several chunks of the model on each worker, which makes the pipeline fill faster.
     "interleaved": Policy(
