@@ -14,12 +14,13 @@ __all__ = ["ManyhandsError", "Session", "__version__", "accuracy", "session"]
 
 if TYPE_CHECKING:
     from manyhands.errors import ManyhandsError
-    from manyhands.sessions import Session, accuracy, session
+    from manyhands.evaluating import accuracy
+    from manyhands.sessions import Session, session
 
 _HOMES = {
     "ManyhandsError": "manyhands.errors",
     "Session": "manyhands.sessions",
-    "accuracy": "manyhands.sessions",
+    "accuracy": "manyhands.evaluating",
     "session": "manyhands.sessions",
 }
 

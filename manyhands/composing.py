@@ -1,4 +1,4 @@
-"""The replica and the comm that fit the strategy, the optimizer, the device and the world."""
+"""The replica and the comm that fit the strategy, the placement, the optimizer, the device and the world."""
 
 import zlib
 
@@ -9,6 +9,7 @@ from manyhands import served
 from manyhands.cluster.world import World
 from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
+from manyhands.placing import Placing
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.replica import Loss, Replica
 from manyhands.replica.updates import needs_closure
@@ -22,6 +23,7 @@ def compose(
     loss: Loss,
     world: World,
     strategy: Strategy,
+    placing: Placing,
     clip_norm: float | None,
     *,
     journaled: bool,
@@ -32,20 +34,22 @@ def compose(
     `has_begun` is whether some of them have trained together before, so that servers know the parameters.
     """
     same_model(model, world)
+    part = placing.enter(model, optimizer, loss, world)
     device = next(model.parameters()).device.type
     if strategy.rule is not None:
         return served.join(model, optimizer, loss, world, strategy, clip_norm, has_begun=has_begun)
+    peers = placing.peers
     shared = strategy.shares_replica and device == "cpu" and not needs_closure(optimizer)
     if shared:
-        host, lanes, comm = world.host, world.lanes, world.between_hosts()
+        host, lanes, comm = peers.host, peers.lanes, peers.between_hosts()
     else:
         host, lanes = None, 1
-        if (strategy.topology == "native" and device == "cpu") or world.size == 1:
-            comm = world.comm
+        if (strategy.topology == "native" and device == "cpu") or peers.size == 1:
+            comm = peers.comm
         elif device != "cpu":
-            comm = world.between_devices()
+            comm = peers.between_devices()
         else:
-            comm = world.scheduled(strategy.topology)
+            comm = peers.scheduled(strategy.topology)
     if strategy.open_replica and device != "cpu":
         raise UsageError("this strategy averages in the memory of a host: use --device cpu")
     replica = Replica(
@@ -53,7 +57,7 @@ def compose(
         optimizer,
         loss,
         host=host,
-        neighbours=Neighbours(world.host) if strategy.open_replica else None,
+        neighbours=Neighbours(peers.host) if strategy.open_replica else None,
         together=strategy.lockstep,
         factored=len(world.hosts) == 1,
         journaled=journaled,
@@ -61,7 +65,9 @@ def compose(
         clip_norm=clip_norm,
         agree=comm.copy_ if strategy.synchronous else None,
         memory=comm if device == "cpu" and not shared else None,
+        part=part,
     )
+    placing.settle(replica)
     return replica, comm, None
 
 

@@ -20,6 +20,7 @@ from manyhands import plan as plans
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import own_seat
 from manyhands.data.ledger import rounds
+from manyhands.data.loading import gather
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan, Train
 from manyhands.sessions import Session, host_count
@@ -57,7 +58,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     samples, model = load(plan)
     model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
-    batches_per_epoch = rounds(len(samples.train), plan.train.batch * plan.cluster.workers)
+    batches_per_epoch = rounds(len(samples.train), plan.train.batch * plan.mesh().feeds)
     steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
     total = plan.train.total_steps(steps_per_epoch)
     scheduler = scheduled(optimizer, plan.train, total, steps_per_epoch)
@@ -71,12 +72,14 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         save_every=plan.train.save_every if local.RUN_DIR in os.environ else intervals.NEVER,
         keep=plan.train.keep,
         strategy=plan.strategy,
+        placement=plan.placement,
+        example=gather(samples.train, torch.arange(min(plan.train.batch, len(samples.train))), 0),
     )
     session.plan = msgspec.to_builtins(plan)
     if say and why:
         say(why)
-    # Workers draw different dropout masks; a resumed run takes the saved states instead.
-    torch.manual_seed((plan.train.seed + 1 + session.world.rank) % 2**63)
+    # Workers draw different dropout masks, unless they compute the same; a resumed run takes the saved states instead.
+    torch.manual_seed((plan.train.seed + 1 + session.placing.feed) % 2**63)
     telemetry.event(
         "start",
         total_steps=total,
@@ -86,6 +89,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         model=plan.model,
         data=plan.data,
         strategy=plan.strategy,
+        placement=plan.placement,
     )
     if resume:
         _resume(session, scheduler)

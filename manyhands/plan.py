@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from manyhands import fairness, intervals, spec, strategies
+from manyhands import placement as placements
 from manyhands.checkpoint.putting import KEEP
 from manyhands.errors import UnknownName, UsageError
 
@@ -63,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     model: str = "cnn"
     data: str = "digits"
     strategy: str = strategies.DEFAULT
+    placement: str = placements.DEFAULT
     cluster: Cluster = Cluster()
     train: Train = Train()
 
@@ -103,10 +105,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if name not in known:
                 raise UnknownName(kind, name, known)
         optimizer = spec.split(train.optimizer)[0] if train.optimizer else None
-        strategies.admit(
-            strategies.parse(self.strategy),
-            strategies.Asked(workers=self.cluster.workers, servers=self.cluster.servers, optimizer=optimizer),
-        )
+        mesh = self.mesh()
+        strategy = strategies.parse(self.strategy)
+        asked = strategies.Asked(workers=mesh.replicas, servers=self.cluster.servers, optimizer=optimizer)
+        placements.admit(placements.parse(self.placement), mesh, strategy, asked)
+        strategies.admit(strategy, asked)
+
+    def mesh(self) -> placements.Mesh:
+        """The shape that the workers form."""
+        return placements.parse(self.placement).mesh(self.cluster.workers)
 
     def on_fair_terms(self, hosts: int = 1) -> tuple["Plan", str]:
         """The plan with an optimizer by the rule of `fairness.py`, and why that; as it is where it names one."""
@@ -114,8 +121,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if train.optimizer is not None:
             return self, ""
         strategy = strategies.parse(self.strategy)
+        mesh = self.mesh()
         terms = fairness.terms(
-            self.model, strategy, self.cluster.workers, hosts=hosts, accumulate=train.accumulate
+            self.model, strategy, mesh.replicas, hosts=hosts, accumulate=train.accumulate * mesh.shards
         )
         warm_up = terms.warm_up_epochs if train.warm_up is None else train.warm_up
         train = msgspec.structs.replace(train, optimizer=terms.optimizer, warm_up=warm_up)
@@ -153,7 +161,7 @@ def read(path: Path) -> Plan:
     for section, kind in (("cluster", Cluster), ("train", Train)):
         if isinstance(words.get(section), Mapping):
             _only_known(words[section], kind, f"{path}: unknown key in [{section}]")
-    for section in ("model", "data", "strategy"):
+    for section in ("model", "data", "strategy", "placement"):
         if isinstance(words.get(section), Mapping):
             words[section] = _text(words[section], f"{path}: [{section}]")
     try:
@@ -189,7 +197,7 @@ def _text(section: Mapping[str, Any], where: str) -> str:
                 f"{where} {key} is a section of its own; settings are numbers, texts or lists of them"
             )
         if key != "name":
-            settings.append(f"{key}={'-'.join(map(str, value)) if isinstance(value, list) else value}")
+            settings.append(f"{key}={spec.text(value)}")
     if not settings:
         return name
     return f"{name}{',' if ':' in name else ':'}{','.join(settings)}"

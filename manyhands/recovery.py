@@ -216,6 +216,7 @@ def enter(session: "Session", turn: Turn | None) -> None:
         session.loss,
         world,
         session.strategy,
+        session.placing,
         session.clip_norm,
         journaled=session.journaled,
         has_begun=any(have),
@@ -236,7 +237,7 @@ def enter(session: "Session", turn: Turn | None) -> None:
             _take_over(session, msgspec.json.decode(told, type=Record))
         session.feed.deal(world.size, everyone)
     elif replica.lent is None:  # else servers have seen to it
-        spread(replica, comm, world)
+        spread(replica, comm, session.placing.peers)
     # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.
     with contextlib.suppress(*((PeerLost,) if member else ())):
         world.host.barrier()

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from manyhands import checkpoint, random_states, served, strategies
+from manyhands import checkpoint, placement, random_states, served, strategies
 from manyhands.checkpoint.background import wait_for
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, Diverged
 from manyhands.replica import history
 from manyhands.replica.apart import differing, hand_out_apart
-from manyhands.replica.state import distribute, model_tensors, owners_differ
+from manyhands.replica.state import distribute, owners_differ
 
 PAIRS = "pairs"
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 def save(session: "Session", directory: Path, extra: dict[str, Any], keep: int) -> None:
     """Collect the state from all workers, and have it written."""
-    world = session.world
+    world, placing = session.world, session.placing
     _only_numbers(session)
-    own, states = session.collect()
+    own, model, states = placing.whole(session.replica, *session.collect())
     apart: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    if not session.served and not owners_differ(session.replica):
-        tensors, apart = differing(own, states, world)
+    if placing.leads and not session.served and not owners_differ(session.replica):
+        tensors, apart = differing(own, states, placing.peers)
     form = None
     if world.rank == 0:
-        tensors = own | model_tensors(session.replica)
+        tensors = own | model
     if world.rank == 0 and session.replica.needs_closure and not session.served:
         past, form = history.collect(session.optimizer)
         tensors |= past
-    settings = _of_all(session.world, [plain(group) for group in session.optimizer.param_groups])
+    settings = _of_all(placing.peers, [plain(group) for group in session.optimizer.param_groups])
     random = _of_all(session.world, random_states.capture())
     record = {
         "steps": session.steps,
@@ -48,6 +48,8 @@ def save(session: "Session", directory: Path, extra: dict[str, Any], keep: int) 
         "samples": session.samples,
         "seed": session.seed,
         "workers": world.size,
+        "replicas": placing.peers.size,
+        "placement": placement.describe(placing.placement),
         "strategy": strategies.describe(session.strategy),
         "plan": session.plan,
         "optimizer": states,
@@ -92,15 +94,20 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
             f"the checkpoint in {directory} was made with {record['optimizer_class']} and this session has "
             f"{type(session.optimizer).__name__}; use the same optimizer"
         )
-    world = session.world
+    world, placing, peers = session.world, session.placing, session.placing.peers
     own, own_states = {}, record["optimizer"]
+    same_replicas = record["replicas"] == peers.size
+    same_workers = record["workers"] == world.size and record["placement"] == placement.describe(
+        placing.placement
+    )
     if session.served:
         served.distribute(session.servers, session.replica, world, tensors, own_states)
     else:
-        if record["workers"] == world.size and not owners_differ(session.replica):
-            own = hand_out_apart(tensors, world)
-            own_states = record["apart"].get(str(world.rank), own_states)
-        distribute(session.replica, session.comm, world, tensors, record["optimizer"], own, own_states)
+        if same_replicas and not owners_differ(session.replica):
+            own = hand_out_apart(tensors, peers) if placing.leads else {}
+            own_states = record["apart"].get(str(peers.rank), own_states)
+        tensors, own = placing.parts(tensors), placing.parts(own)
+        distribute(session.replica, session.comm, peers, tensors, record["optimizer"], own, own_states)
     if record["history"] is not None and session.replica.needs_closure and not session.served:
         history.distribute(session.optimizer, record["history"], tensors, world)
     session.steps = session.replica.steps = record["steps"]
@@ -109,15 +116,15 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
     session.position = sum(last - first for first, last in record["committed"])
     session.samples, session.seed = record["samples"], record["seed"]
     groups = record["groups"]
-    if record["workers"] == world.size:
-        groups = record["groups_apart"].get(str(world.rank), groups)
+    if same_replicas:
+        groups = record["groups_apart"].get(str(peers.rank), groups)
     for group, saved in zip(session.optimizer.param_groups, groups, strict=True):
         group.update({key: like(value, group.get(key)) for key, value in saved.items()})
     if session.scheduler is not None and record["scheduler"] is not None:
         now = session.scheduler.state_dict()
         saved = record["scheduler"]
         session.scheduler.load_state_dict({key: like(value, now.get(key)) for key, value in saved.items()})
-    if record["workers"] == world.size:
+    if same_workers:
         random_states.restore(record["random"][world.rank])
     return dict(record["extra"])
 
@@ -144,7 +151,12 @@ def _modernise(record: dict[str, Any], directory: Path) -> None:
     record.setdefault("committed", [[0, position]] if position else [])
     record["random"] = [{"torch": one} if isinstance(one, str) else one for one in record["random"]]
     added: dict[str, Any] = {"apart": {}, "groups_apart": {}, "extra": {}, "checks": []}
-    added |= {"scheduler": None, "history": None}
+    added |= {
+        "scheduler": None,
+        "history": None,
+        "replicas": record["workers"],
+        "placement": placement.DEFAULT,
+    }
     for name, value in added.items():
         record.setdefault(name, value)
 

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from manyhands import intervals, recovery, resuming, served, strategies, telemetry
+from manyhands import evaluating, intervals, recovery, resuming, served, strategies, telemetry
+from manyhands import placement as placements
 from manyhands.checkpoint import background
 from manyhands.checkpoint.putting import KEEP
 from manyhands.cluster import leaving, worker
@@ -32,9 +32,10 @@ from manyhands.cluster.world import Station, World, join
 from manyhands.comm.comm import Comm
 from manyhands.comm.transports.host import Progress
 from manyhands.data.ledger import Dealing, Range, Ranges
-from manyhands.data.loading import gather, prefetch, samples_in, split
+from manyhands.data.loading import prefetch, samples_in, split
 from manyhands.divergence import LossWatch, Suspects
 from manyhands.errors import CheckpointError, ManyhandsError, PeerLost, UsageError
+from manyhands.evaluating import Measure
 from manyhands.feeding import Feed
 from manyhands.intervals import Cadence
 from manyhands.meeting import (
@@ -48,17 +49,19 @@ from manyhands.meeting import (
     SAVE_NOW,
     STEP,
     Meeting,
+    Rows,
+    follow_settings,
 )
+from manyhands.placing import Placing
 from manyhands.replica.inheritance import Undo
 from manyhands.replica.replica import Loss, Replica, Share
-from manyhands.replica.state import States, average_buffers, collect, give_back_state
-from manyhands.replica.updates import hyper_parameters, is_watched, set_hyper_parameters
+from manyhands.replica.state import States, average_buffers, collect
+from manyhands.replica.updates import hyper_parameters, is_watched
 from manyhands.saving import Saver
 from manyhands.servers.client import Servers
 from manyhands.stopwatch import Stopwatch
 from manyhands.strategies import Asked
 
-Measure = Callable[[nn.Module, Any], Tensor]
 T = TypeVar("T")
 
 
@@ -73,6 +76,8 @@ def session(
     save_every: str = intervals.NEVER,
     keep: int = KEEP,
     strategy: str | None = None,
+    placement: str | None = None,
+    example: Any = None,
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
 
@@ -81,7 +86,8 @@ def session(
     `loss(model, batch)` is the mean over the batch. A `scheduler` given here is stepped after every step and saved with
     the session. `clip_norm` limits the global norm of the gradient. With `save_every` the session saves by itself, as
     `10 min`, `500 steps` or `epoch`, into the run's directory or where checkpoints were last saved or looked for; the
-    `keep` newest remain. `strategy` is for scripts that insist on one; normally the launcher chooses.
+    `keep` newest remain. `strategy` and `placement` are for scripts that insist on one; normally the launcher chooses.
+    `example` is a batch on which a placement may measure the model.
     """
     text = strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT
     leaving.listen()
@@ -91,6 +97,8 @@ def session(
         loss,
         world=_world(),
         strategy=text,
+        placement=placement or os.environ.get(local.PLACEMENT) or placements.DEFAULT,
+        example=example,
         scheduler=scheduler,
         clip_norm=clip_norm,
         seed=seed,
@@ -113,6 +121,8 @@ class Session:
         *,
         world: World | Station,
         strategy: str = strategies.DEFAULT,
+        placement: str = placements.DEFAULT,
+        example: Any = None,
         scheduler: Any = None,
         clip_norm: float | None = None,
         seed: int = 0,
@@ -126,7 +136,10 @@ class Session:
         self.strategy = strategies.parse(strategy)
         self.out = out or (Path(os.environ[local.RUN_DIR]) if local.RUN_DIR in os.environ else None)
         hosts = len(world.hosts) if isinstance(world, World) else None
-        strategies.admit(self.strategy, _asked(world.seat, optimizer, hosts))
+        self.placing = Placing(placement, world.seat.workers, example)
+        asked = _asked(self.placing.mesh.replicas, world.seat, optimizer, hosts)
+        placements.admit(self.placing.placement, self.placing.mesh, self.strategy, asked)
+        strategies.admit(self.strategy, asked)
         strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
             survives = local.INVITATION in os.environ
@@ -147,7 +160,8 @@ class Session:
         self.scheduler = scheduler
         self.seed = seed
         self.feed = Feed(pooled=self.strategy.pooled)
-        self.full = world.size  # workers whose batches make a round, however many there are later
+        self.full = self.placing.mesh.feeds  # batches that make a round, however many workers there are later
+        self._trained = sum(len(group["params"]) for group in optimizer.param_groups)
         # Whether the others can finish an update in which one of them dies.
         self.journaled = journaled or member is not None
         self._clock = Stopwatch()
@@ -186,7 +200,7 @@ class Session:
         self._replica: Replica | None = None
         self.has_state = True  # not where the others have gone on without this worker
         recovery.surviving(self, self._enter_first)
-        telemetry.event("start", workers=self.world.size, strategy=strategy)
+        telemetry.event("start", workers=self.world.size, strategy=strategy, placement=placement)
 
     def _enter_first(self) -> None:
         if self._replica is None:  # else it was done while recovering
@@ -216,7 +230,8 @@ class Session:
     @property
     def can_go_on(self) -> bool:
         """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
-        return self.member is not None and self.strategy.survives and not self._others()
+        survives = self.strategy.survives and self.placing.is_whole
+        return self.member is not None and survives and not self._others()
 
     @property
     def served(self) -> bool:
@@ -230,7 +245,9 @@ class Session:
 
         Gradients are weighted by samples over all workers, so batches may differ in size.
         """
-        limit = self.feed.batch if self.world.size < self.full else None  # fewer workers have more each
+        limit = (
+            self.feed.batch if self.placing.mesh.feeds < self.full else None
+        )  # fewer workers have more each
         pieces = [piece for batch in batches for piece in (split(batch, limit) if limit else [batch])]
         parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
         if self.feed.data is None and not self._is_in_own_loop:
@@ -314,8 +331,9 @@ class Session:
         """The step itself; without a meeting nobody knows what the others do."""
         own = float(sum(samples for _, samples in parts))
         total = meeting.total if meeting else lambda: own
-        share = Share(parts=parts, total=total if self.strategy.pooled else lambda: own)
-        if not parts or not self.strategy.pooled or len(self.world.hosts) == 1:
+        ours = meeting.of_replica if meeting else total
+        share = Share(parts=parts, total=total if self.strategy.pooled else ours)
+        if not parts or not self.strategy.pooled or len(self.world.hosts) == 1 or not self.placing.is_whole:
             total()  # all workers must have asked before anything else is exchanged
         meets = self.strategy.meets(self.replica.steps)
 
@@ -334,7 +352,7 @@ class Session:
         self, finish: Callable[[float], None], *, together: bool
     ) -> Iterator[recovery.Transaction]:
         """Something that, where all do it together, counts for all or for none, should one of them die in it."""
-        guarded = self.member is not None and together and self.replica.is_own
+        guarded = self.can_go_on and together and self.replica.is_own
         transaction = recovery.Transaction(
             undo=Undo(self.replica) if guarded else None, finish=finish, loss=self.last_loss
         )
@@ -371,7 +389,8 @@ class Session:
         if self.member:
             self.member.stepped(self.steps)
             self._change_is_due = bool(meeting and meeting.change_is_wanted())
-        telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=share.samples)
+        counted = share.samples * self.placing.counts
+        telemetry.step(step=self.steps, epoch=self.epoch, loss=loss, samples=counted)
         self.saver.look()
         if share.parts:
             self.last_loss = loss
@@ -414,10 +433,9 @@ class Session:
         if self._change_is_due:
             raise Regroup
         count = sum(len(group["params"]) for group in self.optimizer.param_groups)
-        known = len(self.replica.parameters)
-        if count != known:
+        if count != self._trained:
             raise UsageError(
-                f"the optimizer had {known} parameters when the session was made and has {count} now; "
+                f"the optimizer had {self._trained} parameters when the session was made and has {count} now; "
                 "close the session and make a new one"
             )
         values = hyper_parameters(self.optimizer)
@@ -429,7 +447,7 @@ class Session:
         rows = self.world.start_exchange(
             [float(number) for number in (purpose, samples, digest, used, change, wish)]
         )
-        return Meeting(rows, self._same_hyper_parameters)
+        return Meeting(rows, self._same_hyper_parameters, self.placing.mesh, self.world.rank)
 
     def _wish(self, purpose: int, steps: int) -> int:
         """What this worker asks all others to do with it, after so many steps."""
@@ -467,24 +485,9 @@ class Session:
             self.servers.close()
         raise SystemExit(local.EXIT_SAVED if has_place else local.EXIT_TERMINATED)
 
-    def _same_hyper_parameters(self, rows: list[list[float]]) -> None:
-        """Workers with data must agree; a worker without follows them, since it may own spans all the same."""
-        lead = next((rank for rank, row in enumerate(rows) if row[0] == STEP), None)
-        if not self.strategy.same_settings or lead is None or all(row[2] == rows[lead][2] for row in rows):
-            return
-        mine = hyper_parameters(self.optimizer)
-        everyone = [
-            struct.unpack(f"{len(mine)}d", payload)
-            for payload in self.world.gather(struct.pack(f"{len(mine)}d", *mine))
-        ]
-        for rank, row in enumerate(rows):
-            if row[0] == STEP and everyone[rank] != everyone[lead]:
-                pair = next((a, b) for a, b in zip(everyone[lead], everyone[rank], strict=True) if a != b)
-                raise UsageError(
-                    f"the optimizer's settings differ between workers: {pair[0]:g} on worker {lead}, {pair[1]:g} on "
-                    f"worker {rank}; step the scheduler equally often on all, or give it to mh.session(scheduler=…)"
-                )
-        set_hyper_parameters(self.optimizer, everyone[lead])
+    def _same_hyper_parameters(self, rows: Rows) -> None:
+        if self.strategy.same_settings:
+            follow_settings(rows, self.optimizer, self.world)
 
     def _gather_everyone(self, purpose: int) -> None:
         """Take part in the others' steps, without data of our own, until all have come for the same thing."""
@@ -548,7 +551,7 @@ class Session:
             seed=self.seed,
             batch=batch_size,
             shuffle=shuffle,
-            workers=self.world.size,
+            workers=self.placing.mesh.feeds,
             full=self.full,
         )
         if begins:
@@ -582,7 +585,7 @@ class Session:
         """What this worker gets of what is left of the epoch; says whether the epoch is over then."""
         calls, dealing = self.calls, self.feed.dealing
         assert dealing is not None
-        ahead = prefetch(self.feed.batches(dealing, self.world.rank))
+        ahead = prefetch(self.feed.batches(dealing, self.placing.feed))
         try:
             for places, batch in ahead:
                 self.feed.drawn += 1
@@ -606,7 +609,7 @@ class Session:
             self._agree()  # an epoch is over when what was learned in it is safe
         self.feed.commit()
         if dealing and not self.feed.is_complete:
-            self.feed.deal(self.world.size)
+            self.feed.deal(self.placing.mesh.feeds)
             return
         if dealing:
             self.feed.end_epoch(self._everyones_notes())
@@ -619,7 +622,8 @@ class Session:
 
     def _everyones_notes(self) -> list[Ranges]:
         """Of the samples that the steps of each worker have used in this epoch."""
-        said = self.world.gather(msgspec.json.encode(self.feed.audit.used))
+        used = self.feed.audit.used if self.placing.counts else []
+        said = self.world.gather(msgspec.json.encode(used))
         return [msgspec.json.decode(row, type=Ranges) for row in said]
 
     # Evaluation
@@ -641,32 +645,24 @@ class Session:
 
     def _evaluate(self, data: Any, batch_size: int, judges: dict[str, Measure]) -> dict[str, float]:
         self._pause(EVALUATE)
-        sums = dict.fromkeys(judges, 0.0)
-        count = 0
-        indices = torch.arange(len(data))[self.world.rank :: self.world.size]
-        for part in indices.split(batch_size):
-            if not len(part):
-                continue
-            batch = gather(data, part, self.epoch)
-            samples = samples_in(batch)
-            count += samples
-            for name, judge in judges.items():
-                sums[name] += float(judge(self.model, batch)) * samples
-        rows = self.world.exchange([float(count), *sums.values()])
-        total = sum(row[0] for row in rows)
-        if not total:
-            raise UsageError("evaluate was given a data set without samples")
-        result = {name: sum(row[1 + i] for row in rows) / total for i, name in enumerate(judges)}
-        self.measured = result
-        telemetry.event("evaluate", step=self.steps, epoch=self.epoch, **result)
-        return result
+        self.measured = evaluating.measure(
+            self.replica.part,
+            data,
+            judges,
+            batch_size=batch_size,
+            epoch=self.epoch,
+            world=self.world,
+            placing=self.placing,
+        )
+        telemetry.event("evaluate", step=self.steps, epoch=self.epoch, **self.measured)
+        return self.measured
 
     def _pause(self, purpose: int) -> None:
         """Before anything that is not a step: everyone is here, parameters and buffers are the same everywhere."""
         self._clock.stop()
         self._gather_everyone(purpose)
         self._agree()
-        average_buffers(self.model, self.world)
+        average_buffers(self.replica.part.buffers(), self.placing.observers)
 
     def _agree(self) -> None:
         """The parameters of all replicas are the same from here on, and what was learned is safe."""
@@ -754,7 +750,7 @@ class Session:
         """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
         if self.served:
             return served.collect(self.servers, self.replica, self.world)
-        return collect(self.replica, self.world)
+        return collect(self.replica, self.placing.peers)
 
     # The end
 
@@ -773,6 +769,7 @@ class Session:
             "workers": self.world.size,
             "hosts": len(self.world.hosts),
             "strategy": self.strategy_text,
+            "placement": placements.describe(self.placing.placement),
             "bytes_sent": int(bytes_sent),
             "shared_bytes": int(shared_bytes),
             "wall_s": round(self._clock.wall_s(), 3),
@@ -784,9 +781,10 @@ class Session:
         """Wait for everyone, write the summary, and leave the model usable by itself."""
         if not self._closed and not self._broken:
             self._end()
-            recovery.surviving(self, lambda: give_back_state(self.replica, *self.collect()))
+            model = recovery.surviving(self, lambda: self.placing.give_back(self.replica, *self.collect()))
             with contextlib.suppress(*((PeerLost,) if self.member else ())):
                 self.replica.release()
+            self.replica.part.become_whole(model)
             if self.servers is not None:
                 self.servers.close()
             self._complain()
@@ -852,21 +850,14 @@ class Session:
             self.saver.wait_alone()  # what was copied before an error is as good as ever
 
 
-def _asked(seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
+def _asked(replicas: int, seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
     name = type(optimizer).__name__.lower()
-    return Asked(workers=seat.workers, servers=seat.servers, optimizer=name, hosts=hosts)
+    return Asked(workers=replicas, servers=seat.servers, optimizer=name, hosts=hosts)
 
 
 def _own_bytes() -> list[float]:
     totals = telemetry.totals()
     return [float(totals.get(name, 0)) for name in ("bytes_sent", "shared_bytes")]
-
-
-def accuracy(model: nn.Module, batch: Any) -> Tensor:
-    """The fraction of right answers, for batches of (inputs, targets) and models that give one score per class."""
-    inputs, targets = batch
-    right: Tensor = (model(inputs).argmax(-1) == targets).float().mean()
-    return right
 
 
 _current: World | Station | None = None

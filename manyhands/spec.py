@@ -93,15 +93,16 @@ def parse(text: str, table: Mapping[str, Callable[..., T]], kind: str) -> T:
 def describe(value: Any, name: str) -> str:
     """The shortest text that `parse` turns back into this value."""
     changed = [
-        f"{field.name}={_text(getattr(value, field.name))}"
+        f"{field.name}={text(getattr(value, field.name))}"
         for field in dataclasses.fields(value)
         if getattr(value, field.name) != field.default
     ]
     return f"{name}:{','.join(changed)}" if changed else name
 
 
-def _text(value: Any) -> str:
-    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def text(setting: Any) -> str:
+    """A setting as a person writes it: lists with dashes."""
+    return "-".join(map(str, setting)) if isinstance(setting, (list, tuple)) else str(setting)
 
 
 def imported(path: str, kind: str) -> Any:

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from manyhands import strategies
+from manyhands import placement, strategies
 from manyhands.cli.running import (
+    again_terms,
     check_workers,
     elastic_terms,
     join_run,
@@ -54,6 +55,9 @@ def add_to(verbs: Any) -> None:
         "--strategy", metavar="S", default=strategies.DEFAULT, help="a name of `list strategies`"
     )
     parser.add_argument(
+        "--placement", metavar="P", default=placement.DEFAULT, help="a name of `list placements`"
+    )
+    parser.add_argument(
         "--workers",
         type=worker_range,
         metavar="N",
@@ -89,29 +93,39 @@ def run(options: argparse.Namespace) -> int:
     if workers < 1:
         raise UsageError(f"workers={workers}: it must be at least 1")
     servers = options.servers or 0
-    asked = strategies.Asked(workers=workers, servers=servers)
-    strategies.admit(strategies.parse(options.strategy), asked)
+    mesh = _check(options, workers, servers)
     with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
+        command = [str(script), *options.arguments]
         return run_workers(
-            [str(script), *options.arguments],
+            command,
             run=out,
-            elastic=elastic_terms(strategies.parse(options.strategy), workers, most, None),
+            elastic=elastic_terms(strategies.parse(options.strategy), mesh, most, None),
+            again=again_terms(mesh, command, [], None),  # scripts resume by themselves
             workers=workers,
             threads=options.threads,
             servers=servers,
             pass_output=True,
-            environ={local.STRATEGY: options.strategy},
+            environ={local.STRATEGY: options.strategy, local.PLACEMENT: options.placement},
         )
+
+
+def _check(options: argparse.Namespace, workers: int, servers: int) -> placement.Mesh:
+    """Refuse what strategy, placement and workers cannot be together; returns the shape that they form."""
+    strategy, placed = strategies.parse(options.strategy), placement.parse(options.placement)
+    mesh = placed.mesh(workers)
+    asked = strategies.Asked(workers=mesh.replicas, servers=servers)
+    placement.admit(placed, mesh, strategy, asked)
+    strategies.admit(strategy, asked)
+    return mesh
 
 
 def _join(options: argparse.Namespace, seat: Seat) -> int:
     """Run the script here, as one worker of a world that someone else started."""
     check_workers(options.workers and options.workers[0], seat)
-    asked = strategies.Asked(workers=seat.workers, servers=seat.servers)
-    strategies.admit(strategies.parse(options.strategy), asked)
+    _check(options, seat.workers, seat.servers)
     if options.threads is not None:
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
-    os.environ[local.STRATEGY] = options.strategy
+    os.environ |= {local.STRATEGY: options.strategy, local.PLACEMENT: options.placement}
     if options.out is not None:
         os.environ[local.RUN_DIR] = str(make_directory(options.out))
     from manyhands.cluster import worker

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from manyhands import strategies
+from manyhands.cli.again import Again
 from manyhands.cli.progress import Progress
 from manyhands.cluster import coordination, cores, supervisor
 from manyhands.cluster import invite as invites
@@ -20,6 +21,7 @@ from manyhands.cluster.events import Event
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS, Seat
 from manyhands.errors import ManyhandsError, UsageError
+from manyhands.placement import Mesh
 from manyhands.telemetry import lines
 
 REPLACE = 3
@@ -93,15 +95,27 @@ def with_servers(seat: Seat, asked: int | None) -> Seat:
 
 
 def elastic_terms(
-    strategy: strategies.Strategy, workers: int, most: int, replace: int | None
+    strategy: strategies.Strategy, mesh: Mesh, most: int, replace: int | None
 ) -> Elastic | None:
     """How the run may change while it goes on; None if it has to end when a worker dies."""
-    if not strategy.survives or most == 1:
+    workers = mesh.workers
+    if mesh.members > 1 and most > workers:
+        raise UsageError(
+            f"{workers} workers have parts of replicas, and others cannot join them; use --workers {workers}"
+        )
+    if not strategy.survives or mesh.members > 1 or most == 1:
         return None
     if strategy.rule is not None:
         most = workers  # the memory that workers share with servers has room for no more
     stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
     return Elastic(most=most, replace=REPLACE if replace is None else replace, stall_s=stall_s)
+
+
+def again_terms(mesh: Mesh, command: list[str], resume: list[str], replace: int | None) -> Again | None:
+    """How a run whose replicas are in parts goes on after a death; `resume` makes the command go on where it was."""
+    if mesh.members == 1:
+        return None
+    return Again(command=command, resume=resume, times=REPLACE if replace is None else replace)
 
 
 def worker_range(text: str) -> tuple[int, int]:
@@ -165,11 +179,12 @@ def run_workers(
     pass_output: bool = False,
     servers: int = 0,
     elastic: Elastic | None = None,
+    again: Again | None = None,
 ) -> int:
     """Start the workers, show their progress until they end, and return the exit code.
 
     With `pass_output`, what they print goes to our standard output where that is a file or a pipe; on a terminal
-    everything is shown above the progress bar.
+    everything is shown above the progress bar. With `again`, a run that cannot change begins again after a death.
     """
     layout = cores.layout(workers, threads, servers)
     records = run / "events" / "launcher.jsonl"
@@ -193,20 +208,23 @@ def run_workers(
             with suppress(OSError), records.open("ab") as file:
                 file.write(lines.encode({"kind": event.kind, "t": time.time(), "rank": -1, **event.fields}))
 
-        outcome = supervisor.run(
-            command,
-            workers=workers,
-            layout=layout,
-            environ=dict(environ),
-            run_dir=run,
-            load="manyhands.sessions",  # what every worker imports, PyTorch above all
-            on_tick=progress.refresh,
-            on_line=on_line,
-            on_output=on_output if pass_output and not sys.stdout.isatty() else None,
-            servers=servers,
-            elastic=elastic,
-            on_event=on_event,
-        )
+        def attempt(command: list[str]) -> supervisor.Outcome:
+            return supervisor.run(
+                command,
+                workers=workers,
+                layout=layout,
+                environ=dict(environ),
+                run_dir=run,
+                load="manyhands.sessions",  # what every worker imports, PyTorch above all
+                on_tick=progress.refresh,
+                on_line=on_line,
+                on_output=on_output if pass_output and not sys.stdout.isatty() else None,
+                servers=servers,
+                elastic=elastic,
+                on_event=on_event,
+            )
+
+        outcome = again.run(attempt, run, on_event) if again else attempt(command)
         progress.refresh()
     return _end(outcome)
 

@@ -16,6 +16,7 @@ from manyhands import strategies
 from manyhands.checkpoint.shelf import latest
 from manyhands.cli.bars import transfers
 from manyhands.cli.running import (
+    again_terms,
     check_workers,
     elastic_terms,
     forget_records,
@@ -40,6 +41,7 @@ examples:
   manyhands train --model resnet20 --data cifar10 --fetch --epochs 20 --workers 4
   manyhands train --model mlp:hidden=512-512 --optimizer adamw:lr=0.001
   manyhands train --strategy {strategies.DEFAULT}:topology=ring --workers 4
+  manyhands train --placement pipeline:stages=2,microbatches=8 --model vgg16 --workers 2
   manyhands train job.toml --epochs 3                    flags override the file
   manyhands train --out runs/a --save-every 10min --keep 5
   manyhands train --out runs/a --resume                  go on where that run stopped, on other --workers if need be
@@ -77,6 +79,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--data", metavar="D", help="a name of `list data`, or package.module:callable")
     parser.add_argument(
         "--strategy", metavar="S", help="a name of `list strategies`, with settings after a colon"
+    )
+    parser.add_argument(
+        "--placement", metavar="P", help="a name of `list placements`: how a replica is laid over workers"
     )
     parser.add_argument(
         "--workers",
@@ -142,8 +147,9 @@ def run(options: argparse.Namespace) -> int:
             forget_records(out)
         if why:
             print(why, file=sys.stderr)
+        command = ["-m", "manyhands.job", plan.encode().decode(), *(["--resume"] if options.resume else [])]
         code = run_workers(
-            ["-m", "manyhands.job", plan.encode().decode(), *(["--resume"] if options.resume else [])],
+            command,
             run=out,
             workers=plan.cluster.workers,
             threads=plan.cluster.threads,
@@ -151,10 +157,11 @@ def run(options: argparse.Namespace) -> int:
             environ={},
             elastic=elastic_terms(
                 strategies.parse(plan.strategy),
-                plan.cluster.workers,
+                plan.mesh(),
                 plan.cluster.most_workers or plan.cluster.workers,
                 plan.cluster.replace,
             ),
+            again=again_terms(plan.mesh(), command, ["--resume"], plan.cluster.replace),
         )
         if code == 0:
             _report(json.loads((out / "summary.json").read_text()), out, options)
@@ -172,7 +179,7 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     given = {key: value for key, value in vars(options).items() if value is not None}
     if options.workers is not None:
         given["workers"], given["most_workers"] = options.workers
-    top = {key: given[key] for key in ("model", "data", "strategy") if key in given}
+    top = {key: given[key] for key in ("model", "data", "strategy", "placement") if key in given}
     cluster = {key: given[key] for key in CLUSTER if key in given}
     if seat.launcher != "alone":
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))

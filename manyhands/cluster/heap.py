@@ -1,4 +1,4 @@
-"""Let the process keep the memory it frees.
+"""Whether the process keeps the memory it frees.
 
 By default the C library gives every large block back to the kernel and asks for it again in the next step; each
 page of it is then cleared and mapped anew. Gradients and activations of the same sizes come and go in every step,
@@ -19,3 +19,15 @@ def keep_freed_memory() -> None:
         # Older libraries refuse more than 32 MiB; one that refuses both is better left alone.
         if libc.mallopt(_MMAP_THRESHOLD, _LIMIT) or libc.mallopt(_MMAP_THRESHOLD, 2**25):
             libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def give_freed_memory_back() -> None:
+    """The opposite, where memory counts more than time: large blocks go back to the kernel as soon as they are free.
+
+    In a heap that is kept, large blocks that come and go among small ones that stay leave holes that fit no other.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_MMAP_THRESHOLD, 2**20)
+        libc.mallopt(_TRIM_THRESHOLD, 2**20)
+        libc.malloc_trim(0)

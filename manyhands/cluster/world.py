@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from manyhands.comm.transports.mailbox import MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
 
+if TYPE_CHECKING:
+    from manyhands.cluster.division import Division
+
 CHANNELS = 2  # of a schedule over a network
 GENERATION_BYTES = 1 << 42  # of a host's memory, which is sparse: what generations hand out does not meet
 STEP_TIMEOUT_S = 1800.0  # a peer that died is noticed at once; this is for one that stopped without dying
@@ -38,8 +41,10 @@ class World:
         self.rank = seat.rank
         self.size = seat.workers
         self.servers = seat.servers
+        self.check = check
         self._between: BetweenHosts | None = None
         self._owns_group = False
+        self._divided: dict[Any, Division] = {}
         self.neighbours = find_neighbours(seat)
         self._store: Any = self.neighbours.store
         self.hosts: tuple[tuple[int, ...], ...] = self.neighbours.workers(seat)
@@ -85,6 +90,15 @@ class World:
         far = C10dTransport(None, tag=number) if len(self.hosts) > 1 else None
         near = MailboxTransport(self.host)
         return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
+
+    def divided(self, groups: Sequence[Sequence[int]]) -> "Division":
+        """The world of this worker's group, of those into which all workers are divided; all must ask."""
+        from manyhands.cluster.division import Division  # which is a world itself
+
+        key = tuple(map(tuple, groups))
+        if key not in self._divided:
+            self._divided[key] = Division(self, key)
+        return self._divided[key]
 
     def _far(self) -> Transport:
         """Messages to workers of other hosts alone, for which nobody needs the others: each makes it when it likes."""
@@ -149,6 +163,8 @@ class World:
         self._owns_group = True
 
     def close(self) -> None:
+        for part in self._divided.values():
+            part.close()
         if self._owns_group and dist.is_initialized():
             # Gloo's threads drop Python objects of finished sums and need the interpreter for it, while taking
             # a group down holds the interpreter and waits for those threads: let them finish first.

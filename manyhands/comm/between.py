@@ -31,7 +31,7 @@ class BetweenHosts(Comm):
 
     def __init__(self, hosts: Sequence[Sequence[int]], rank: int, *, device_groups: bool = False) -> None:
         self.size = len(hosts)
-        self.rank = next(index for index, ranks in enumerate(hosts) if rank in ranks)
+        self.rank = next((index for index, ranks in enumerate(hosts) if rank in ranks), -1)
         self.lanes = lane_count(hosts)
         backend = "nccl" if device_groups else "gloo"
         self._groups: dict[int, Any] = {}

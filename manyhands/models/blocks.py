@@ -2,7 +2,8 @@
 
 from collections import OrderedDict
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def convolution(
@@ -16,3 +17,17 @@ def convolution(
     if relu:
         layers["relu"] = nn.ReLU(inplace=True)
     return nn.Sequential(layers)
+
+
+class Branches(nn.Module):
+    """Modules over the same input, their channels joined in order."""
+
+    def __init__(self, **branches: nn.Module) -> None:
+        super().__init__()
+        self.only = tuple(branches)
+        """Which of them run here; others may run on other workers."""
+        for name, branch in branches.items():
+            self.add_module(name, branch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([self.get_submodule(name)(images) for name in self.only], dim=1)

@@ -7,11 +7,10 @@ in their place and therefore 6,624,904 parameters instead of 7,005,832.
 from collections import OrderedDict
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from manyhands.models import checks
-from manyhands.models.blocks import convolution
+from manyhands.models.blocks import Branches, convolution
 from manyhands.models.initial import he_
 
 
@@ -67,25 +66,24 @@ def googlenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     return model
 
 
-class Inception(nn.Module):
+class Inception(Branches):
     """Four branches over the same input, their channels joined."""
 
     def __init__(self, channels: int, filters: Filters) -> None:
-        super().__init__()
-        self.one = convolution(channels, filters.one, 1)
-        self.three = nn.Sequential(
-            convolution(channels, filters.three_reduce, 1),
-            convolution(filters.three_reduce, filters.three, 3),
+        super().__init__(
+            one=convolution(channels, filters.one, 1),
+            three=nn.Sequential(
+                convolution(channels, filters.three_reduce, 1),
+                convolution(filters.three_reduce, filters.three, 3),
+            ),
+            five=nn.Sequential(
+                convolution(channels, filters.five_reduce, 1),
+                convolution(filters.five_reduce, filters.five, 5),
+            ),
+            pool=nn.Sequential(
+                nn.MaxPool2d(3, stride=1, padding=1), convolution(channels, filters.pool_project, 1)
+            ),
         )
-        self.five = nn.Sequential(
-            convolution(channels, filters.five_reduce, 1), convolution(filters.five_reduce, filters.five, 5)
-        )
-        self.pool = nn.Sequential(
-            nn.MaxPool2d(3, stride=1, padding=1), convolution(channels, filters.pool_project, 1)
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.one(images), self.three(images), self.five(images), self.pool(images)], dim=1)
 
 
 def _halve() -> nn.Module:

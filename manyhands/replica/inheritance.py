@@ -40,7 +40,7 @@ def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, hav
         for vector in vectors:
             _take(vector, world, source, is_new)
     if anyone_new:
-        for buffer in replica.model.buffers():
+        for buffer in replica.part.buffers():
             _take(buffer, world, source, is_new)
         if replica.needs_closure:
             replica.optimizer.state.clear()  # a history that not all have would lead them apart
@@ -149,7 +149,7 @@ class Undo:
         self._replica = replica
         self._steps = replica.steps
         self._vectors = [vector.clone() for vector in self._torn()]
-        self._buffers = [buffer.clone() for buffer in replica.model.buffers()]
+        self._buffers = [buffer.clone() for buffer in replica.part.buffers()]
         self._states = {
             param: {name: _copied(value) for name, value in values.items()}
             for param, values in replica.updates.export().items()
@@ -168,7 +168,7 @@ class Undo:
         with torch.no_grad():
             for vector, copy in zip(self._torn(), self._vectors, strict=True):
                 vector.copy_(copy)
-            for buffer, copy in zip(replica.model.buffers(), self._buffers, strict=True):
+            for buffer, copy in zip(replica.part.buffers(), self._buffers, strict=True):
                 buffer.copy_(copy)
         replica.updates.restore(list(replica.owned), self._states)
         replica.kept.clear()

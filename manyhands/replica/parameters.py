@@ -56,20 +56,45 @@ def lay_out_model(
     Of the matrices whose ids are in `factored`, those that fill several spans are cut between rows.
     """
     names, params = trained(model, optimizer)
+    return lay_out_params(
+        names,
+        params,
+        optimizer,
+        originals=params,
+        sparse=sparse_ids(model),
+        span_bytes=span_bytes,
+        lanes=lanes,
+        every=every,
+        factored=factored,
+    )
+
+
+def lay_out_params(
+    names: Sequence[str],
+    params: Sequence[Tensor],
+    optimizer: Optimizer,
+    *,
+    originals: Sequence[Tensor],
+    sparse: set[int],
+    span_bytes: int,
+    lanes: int,
+    every: Callable[[str], int] = lambda name: 1,
+    factored: Collection[int] = (),
+) -> Layout:
+    """The same for some parameters; the optimizer knows the `originals` that they stand for."""
     _, dtype = one_type(params)
     group_of = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    sparse = sparse_ids(model)
     whole = not is_element_wise(optimizer)
     shapes = [
         Shape(
             name=name,
             shape=tuple(p.shape),
-            group=group_of[id(p)],
+            group=group_of[id(original)],
             whole=whole,
             rows=id(p) in sparse,
             factored=not whole and id(p) in factored and p.nbytes >= 2 * span_bytes,
             every=every(name),
         )
-        for name, p in zip(names, params, strict=True)
+        for name, p, original in zip(names, params, originals, strict=True)
     ]
     return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)

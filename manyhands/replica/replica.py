@@ -8,9 +8,8 @@ is the same code.
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
-from manyhands.comm.comm import Comm
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
 from manyhands.replica.factors import Factors, LinearLayers, linear_weights
@@ -29,8 +27,8 @@ from manyhands.replica.kept import Kept
 from manyhands.replica.layout import Span
 from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.parameters import lay_out_model, one_type, trained
-from manyhands.replica.portions import pool
+from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids
+from manyhands.replica.part import Loss, Part, Share
 from manyhands.replica.tables import Tables
 from manyhands.replica.updates import (
     Updates,
@@ -42,28 +40,6 @@ from manyhands.replica.updates import (
 )
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
-
-Loss = Callable[[nn.Module, Any], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """This worker's part of one step: batches with their numbers of samples, and what all workers have together."""
-
-    parts: Iterable[
-        tuple[Any, int]
-    ]  # where it is no sequence, they come one by one and nobody knows how many
-    total: Callable[
-        [], float
-    ]  # asked for after the forward pass: by then the others have said how much they have
-
-    @property
-    def samples(self) -> int:
-        return sum(samples for _, samples in self.parts)
-
-    def pooled(self, comm: Comm, samples: int) -> list[tuple[Any, int]]:
-        """What all workers have in this step, in portions of at most so many samples; the same list on all."""
-        return pool(self.parts, comm, samples)
 
 
 class Memory(Protocol):
@@ -94,14 +70,15 @@ class Replica:
         memory: Memory | None = None,
         span_bytes: int = SPAN_BYTES,
         lent: Lent | None = None,
+        part: Part | None = None,
     ) -> None:
         self.model = model
+        self.part = part or Part(model, loss)
         self.optimizer = optimizer
         self.steps = 0
         self.needs_closure = needs_closure(optimizer)
         self.kept = Kept()
         self.held: Share | None = None  # what a strategy has at hand for judging models
-        self._loss = loss
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
         self._memory = memory  # for what this worker has to itself; else ordinary memory
@@ -116,15 +93,24 @@ class Replica:
         self.lanes = lanes or self._workers
         # The state of other optimizers is not all vectors and numbers, and stays with the owners.
         self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
-        self._names, self.parameters = trained(model, optimizer)
+        self._names, self.parameters = self.part.trained(optimizer)
         self._device, dtype = one_type(self.parameters)
         # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
-        factored = factored and self._workers > 1 and not lent and clip_norm is None
+        factored = factored and self._workers > 1 and not lent and clip_norm is None and not self.part.spread
         weights = linear_weights(model) if factored else set()
         self.layout = (
             lent.layout
             if lent
-            else lay_out_model(model, optimizer, span_bytes=span_bytes, lanes=self.lanes, factored=weights)
+            else lay_out_params(
+                self._names,
+                self.parameters,
+                optimizer,
+                originals=self.part.originals(self.parameters),
+                sparse=sparse_ids(model),
+                span_bytes=span_bytes,
+                lanes=self.lanes,
+                factored=weights,
+            )
         )
         # Flat order is last parameter first.
         self._names.reverse()
@@ -134,7 +120,7 @@ class Replica:
         self._move_in()
         self._memory_to = host.arena.used if host else 0
         if not lent:
-            self.updates.take_over(list(self.owned), self.parameters)
+            self.updates.take_over(list(self.owned), self._given_states())
         self._flags.fill_(1)
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
         self.used = self._all_used
@@ -143,6 +129,7 @@ class Replica:
         self._clip_is_due = False
         self._deferred: list[Span] = []
         self._hooks: dict[int, Any] = {}
+        self.part.bind(self.deliver)
 
     # Setting up
 
@@ -163,7 +150,13 @@ class Replica:
         # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
         self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
         self._gradients = Gradients(
-            self.layout, total, owners, self._host, factors, self.tables, before_gate=self._journaled
+            self.layout,
+            total,
+            owners,
+            self._host,
+            factors,
+            self.tables,
+            before_gate=self._journaled or self.part.frugal,
         )
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
@@ -195,6 +188,18 @@ class Replica:
     def _table(self, rows: int, columns: int) -> Tensor:
         return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)
 
+    def _given_states(self) -> dict[str, dict[str, Any]]:
+        """The state that the user's optimizer already has, as far as it concerns this part."""
+        states: dict[str, dict[str, Any]] = {}
+        originals = self.part.originals(self.parameters)
+        for param, original, place in zip(self.parameters, originals, self.layout.places, strict=True):
+            piece = self.part.piece(place.name, param)
+            for name, value in self.optimizer.state.get(original, {}).items():
+                if isinstance(value, Tensor) and tuple(value.shape) == piece.shape:
+                    value = piece.of(value)
+                states.setdefault(place.name, {})[name] = value
+        return states
+
     def _common_vector(self, length: int, dtype: torch.dtype) -> Tensor:
         """What there is one of per host."""
         if self._home and self._home.size > 1:
@@ -213,7 +218,7 @@ class Replica:
     def _move_in(self) -> None:
         """The first worker's values become everyone's, and the model's parameters become views of them."""
         known = {id(param) for param in self.parameters}
-        others = [param for param in self.model.parameters() if id(param) not in known]
+        others = self.part.frozen(known)
         edges = list(itertools.accumulate((-(-p.nbytes // 64) * 64 for p in others), initial=0))
         self.constants = self._common_vector(
             edges[-1], torch.uint8
@@ -279,18 +284,8 @@ class Replica:
         pass may still read any of them, and a worker that dies before leaves the parameters as they were.
         """
         self._begin(on_ready)
-        value, count = 0.0, 0
-        with telemetry.timed("compute"), self._watched():
-            for number, (batch, samples) in enumerate(share.parts, start=1):
-                loss = self._loss(self.model, batch)
-                weight = samples / share.total()
-                self._last_part = isinstance(share.parts, Sequence) and number == len(share.parts)
-                self._passes_back = True
-                # Weighting the loss weights every gradient, at no cost.
-                loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
-                self._passes_back = False
-                value += loss.item() * samples
-                count += samples
+        with self._watched():
+            value, count = self.part.backward(share, self._passing)
         self._end()
         self.steps += 1
         return value / count if count else float("nan")
@@ -317,8 +312,22 @@ class Replica:
         self._clip_is_due = not self.needs_closure
         for index, param in enumerate(self.parameters):
             param.grad = None
-            if param.requires_grad and index not in self._hooks:  # at the first step, or thawed since
+            # At the first step, or thawed since.
+            if param.requires_grad and index not in self._hooks and self.part.hooked:
                 self._hooks[index] = param.register_post_accumulate_grad_hook(partial(self._arrive, index))
+
+    @contextmanager
+    def _passing(self, is_last: bool) -> Iterator[None]:
+        """While gradients are computed; whether they are the last of this step for their parameters."""
+        self._last_part, self._passes_back = is_last, True
+        try:
+            yield
+        finally:
+            self._passes_back = False
+
+    def deliver(self, index: int, gradient: Tensor) -> None:
+        """The whole of a parameter's gradient in this step, where autograd does not leave it in the parameter."""
+        self._gradients.arrive(index, gradient)
 
     def _arrive(self, index: int, param: Tensor) -> None:
         """Called by autograd when a parameter's gradient is complete."""
@@ -462,8 +471,9 @@ class Replica:
         if self._host:
             self._host.barrier()
         skipped, total = self._skipped, self._gradients.total
+        counted = [self.part.counts(place.name) for place in self.layout.places]
         for index, place in enumerate(self.layout.places):
-            if index % self._workers == self._index and index not in skipped:
+            if index % self._workers == self._index and index not in skipped and counted[index]:
                 self._norms[index] = torch.linalg.vector_norm(total[place.start : place.stop])
         if self._host:
             self._host.barrier()
@@ -474,7 +484,7 @@ class Replica:
                 self._agree(norm)  # another processor may have rounded otherwise
         if self._host:
             self._host.barrier()
-        return _factor(limit, norm[0])
+        return _factor(limit, self.part.whole_norm(norm[0]))
 
     def _recovered_factor(self) -> float | Tensor:
         """The same as `_clip_factor`, by a survivor alone."""
@@ -486,7 +496,11 @@ class Replica:
 
     def _norm_of(self, norms: Sequence[Tensor]) -> Tensor:
         """The norm of the parameters' norms, in the model's order: one worker gets the very bits of plain PyTorch."""
-        used = [norms[index] for index in reversed(range(len(norms))) if index not in self._skipped]
+        used = [
+            norms[index]
+            for index, place in reversed(list(enumerate(self.layout.places)))
+            if index not in self._skipped and self.part.counts(place.name)
+        ]
         return torch.linalg.vector_norm(torch.stack(used)) if used else torch.zeros(())
 
     def minimize(self, gradients: Callable[[], float]) -> float:
@@ -546,7 +560,8 @@ class Replica:
         """The loss of the model as it is, summed over the samples at hand; infinite if it is not a number."""
         parts = self.held.parts if self.held else ()
         with self.judged():
-            total = sum(float(self._loss(self.model, batch)) * samples for batch, samples in parts)
+            loss = self.part.loss
+            total = sum(self.part.judge(loss, batch, samples) * samples for batch, samples in parts)
         return total if math.isfinite(total) else math.inf
 
     def whole(self) -> Tensor:
@@ -561,7 +576,7 @@ class Replica:
             target.copy_(part.view(target.shape))
 
     def _statistics(self) -> list[Tensor]:
-        return [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        return [buffer for buffer in self.part.buffers() if buffer.is_floating_point()]
 
     @property
     def settings(self) -> list[float]:
@@ -606,7 +621,7 @@ class Replica:
         """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
         self.let_go()
         with torch.no_grad():
-            for param in self.model.parameters():
+            for param in [*self.parameters, *self.part.frozen({id(param) for param in self.parameters})]:
                 param.data = param.data.clone()
         for vector in self._borrowed:
             assert self._memory is not None

@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from manyhands.cluster.world import World
 from manyhands.comm.comm import Comm
@@ -29,17 +30,17 @@ def spread(replica: Replica, comm: Comm, world: World) -> None:
         from_first(vector, replica, comm)
     world.host.barrier()
     with torch.no_grad():
-        for buffer in replica.model.buffers():
+        for buffer in replica.part.buffers():
             home = buffer.detach().to("cpu").contiguous().view(-1)
             if home.numel():
                 world.comm.copy_(home)
                 buffer.copy_(home.view(buffer.shape))
 
 
-def average_buffers(model: nn.Module, world: World) -> None:
+def average_buffers(buffers: Sequence[Tensor], world: World) -> None:
     """The rule for buffers: between pauses each worker keeps its own; at a pause those that differ become the mean over
     all workers if they are floating-point, and worker 0's otherwise (counters)."""
-    buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+    buffers = [buffer for buffer in buffers if buffer.numel()]
     if world.size == 1 or not buffers:
         return
     homes = [buffer.detach().to("cpu").contiguous().view(-1) for buffer in buffers]
@@ -57,12 +58,30 @@ def average_buffers(model: nn.Module, world: World) -> None:
         buffer.copy_(home.view(buffer.shape))
 
 
+def begin_alike(model: nn.Module, world: World) -> None:
+    """Worker 0's parameters and buffers become everyone's, before the model is divided among workers."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.numel():
+                value = tensor.detach().contiguous().view(-1)
+                world.comm.copy_(value)
+                tensor.copy_(value.view(tensor.shape))
+
+
 def give_back_state(replica: Replica, tensors: Mapping[str, Tensor], states: States) -> None:
     """Put the optimizer's state, as it was collected, where plain PyTorch keeps it: into the user's optimizer."""
-    for param, place in zip(replica.parameters, replica.layout.places, strict=True):
-        for name, (kind, number) in states.get(place.name, {}).items():
-            value = number if kind == NUMBER else tensors[f"optimizer/{place.name}/{name}"].clone()
-            replica.optimizer.state[param][name] = value
+    give_whole_state(replica.model, replica.optimizer, tensors, states)
+
+
+def give_whole_state(
+    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], states: States
+) -> None:
+    """The same for a model that was divided among workers."""
+    params = dict(model.named_parameters())
+    for param, values in states.items():
+        for name, (kind, number) in values.items():
+            value = number if kind == NUMBER else tensors[f"optimizer/{param}/{name}"].clone()
+            optimizer.state[params[param]][name] = value
 
 
 def from_first(vector: Tensor, replica: Replica, comm: Comm) -> None:
@@ -116,8 +135,7 @@ def _from_owners(states: States, loose: dict[str, Tensor], world: World) -> tupl
 
 def model_tensors(replica: Replica) -> dict[str, Tensor]:
     """The model itself, the same on all workers when they pause."""
-    values = replica.model.state_dict()
-    return {f"model/{name}": value for name, value in values.items() if isinstance(value, Tensor)}
+    return {f"model/{name}": value for name, value in replica.part.tensors().items()}
 
 
 def distribute(
@@ -151,7 +169,7 @@ def distribute(
         f"{param}/{name}": tensors[f"optimizer/{param}/{name}"].contiguous()
         for param, values in states.items()
         for name, (kind, _) in values.items()
-        if kind == TENSOR and world.rank == 0
+        if kind == TENSOR and f"optimizer/{param}/{name}" in tensors
     }
     blob = world.gather(tensors_to_bytes(loose) if loose else b"")[0]
     known = tensors_from_bytes(blob) if blob else {}
@@ -180,7 +198,7 @@ def load_model(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
         name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")
     }
     try:
-        replica.model.load_state_dict(saved)
+        replica.part.load(saved)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the checkpoint belongs to another model ({reason})") from None

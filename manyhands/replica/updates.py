@@ -314,11 +314,11 @@ class Updates:
                         known.setdefault(self._layout.places[index].name, {})[name] = value
         return known
 
-    def take_over(self, spans: Sequence[Span], params: Sequence[Tensor]) -> None:
-        """Begin with the state that the user's optimizer already has, if it has any."""
+    def take_over(self, spans: Sequence[Span], given: Mapping[str, Mapping[str, Any]]) -> None:
+        """Begin with the state that the user's optimizer already has, if it has any; `given` by parameter name."""
         states: dict[str, dict[str, Any]] = {}
-        for param, place in zip(params, self._layout.places, strict=True):
-            for name, value in self._optimizer.state.get(param, {}).items():
+        for place in self._layout.places:
+            for name, value in given.get(place.name, {}).items():
                 if name in self.vectors and isinstance(value, Tensor) and tuple(value.shape) == place.shape:
                     self.vectors[name][place.start : place.stop] = value.to_dense().flatten()
                     value = None

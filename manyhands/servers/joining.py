@@ -199,7 +199,8 @@ def _server(
             server=index,
         )
     if diary is None or not diary.has_begun:
-        updates.take_over(own, trained_params)
+        places = zip(scheme.layout.places, trained_params, strict=True)
+        updates.take_over(own, {place.name: optimizer.state.get(param, {}) for place, param in places})
     shard = Shard(
         index,
         scheme.groups,

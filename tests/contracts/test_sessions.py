@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 from manyhands import strategies
 from manyhands.cluster.world import World
 from manyhands.errors import CheckpointError, UsageError
-from manyhands.sessions import Session, accuracy
+from manyhands.evaluating import accuracy
+from manyhands.sessions import Session
 from tests.contracts.test_strategies import (
     OPTIMIZERS,
     SYNCHRONOUS,

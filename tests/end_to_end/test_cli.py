@@ -21,17 +21,18 @@ from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
 from manyhands.job import OPTIMIZERS
 from manyhands.models import MODELS
+from manyhands.placement import PLACEMENTS
 from manyhands.strategies import PRESETS, STRATEGIES
 from tests.end_to_end.commands import Done, manyhands, parameters, same_bits
 
 VERBS = ("train", "launch", "list", "convert", "doctor")
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
-FLAGS = {"train": 19, "launch": 6, "list": 0, "convert": 2, "doctor": 0}
+FLAGS = {"train": 20, "launch": 7, "list": 0, "convert": 2, "doctor": 0}
 
 SUMMARY = {
     *("samples_per_second", "loss", "accuracy", "steps", "samples", "workers", "bytes_sent", "wall_s"),
-    *("epochs", "hosts", "strategy", "shared_bytes", "committed"),
+    *("epochs", "hosts", "strategy", "placement", "shared_bytes", "committed"),
 }
 
 
@@ -91,6 +92,7 @@ def test_verbs_and_flags_are_few() -> None:
     ("what", "names"),
     [
         ("strategies", [*STRATEGIES, *TOPOLOGIES, *PRESETS]),
+        ("placements", [*PLACEMENTS]),
         ("models", [*MODELS, "package.module:callable"]),
         ("data", [*DATASETS, "package.module:callable"]),
     ],
@@ -153,6 +155,19 @@ def files(here: Path) -> Path:
         ("train --strategy all-reduce:topology=star", ["'star'", "native", *TOPOLOGIES]),
         ("train --strategy all-reduce:speed=3", ["'speed'", "topology"]),
         ("train --strategy all-reduce:ring", ["key=value", "'ring'"]),
+        ("train --placement nope", ["'nope'", *PLACEMENTS]),
+        (
+            "train --placement pipeline:schedule=1f2b",
+            ["'1f2b'", "gpipe", "1f1b", "interleaved", "zero-bubble"],
+        ),
+        (
+            "train --placement hybrid:pipeline=2,tensor=2 --workers 6",
+            ["2 stages × 2 ways = 4 workers", "6 = 1 × 4 + 2", "--workers 4 or 8"],
+        ),
+        ("train --placement pipeline:stages=3,split=fc", ["2 stages", "name 2 layers"]),
+        ("train --placement tensor --strategy hogwild --workers 4", ["take every step together"]),
+        ("train --placement tensor --strategy parameter-server --servers 1 --workers 4", ["servers"]),
+        ("launch --placement tensor:ways=3 notes.txt", ["2 workers cannot form replicas of 3 ways"]),
         ("train --strategy single", ["1 worker, not 2", "--workers 1"]),
         ("train absent.toml", ["absent.toml", "No such file"]),
         ("train folder", ["folder", "directory"]),
@@ -166,8 +181,8 @@ def files(here: Path) -> Path:
         ("launch --strategy nope notes.txt", ["'nope'", *STRATEGIES]),
         ("launch --strategy single notes.txt", ["1 worker, not 2"]),
         ("launch --out notes.txt notes.txt", ["notes.txt", "--out"]),
-        ("list", ["strategies", "models", "data"]),
-        ("list colours", ["'colours'", "strategies", "models", "data"]),
+        ("list", ["strategies", "placements", "models", "data"]),
+        ("list colours", ["'colours'", "strategies", "placements", "models", "data"]),
         ("convert out.lmdb", ["--data"]),
         ("convert --data digits notes.txt", ["notes.txt exists"]),
         ("convert --data digits notes.txt/out.lmdb", ["notes.txt/out.lmdb"]),

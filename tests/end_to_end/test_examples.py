@@ -14,7 +14,10 @@ EXAMPLES = ROOT / "examples"
 
 def test_no_example_is_forgotten() -> None:
     names = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
-    assert names == {"digits.py", "own_model.py", "cifar10.toml", "language_model.toml"}
+    assert names == {
+        *("digits.py", "own_model.py", "cifar10.toml", "language_model.toml"),
+        *("lstm_layers.toml", "googlenet_branches.toml"),
+    }
 
 
 def test_the_script_runs_alone_saves_and_goes_on_with_two_workers(tmp_path: Path) -> None:
@@ -46,6 +49,15 @@ def test_the_language_model_learns_from_our_own_page(tmp_path: Path) -> None:
     done = manyhands("train", spec, "--steps", "12", "--json", "--out", str(tmp_path), cwd=ROOT)
     assert done.code == 0, done.err
     assert json.loads(done.out)["loss"] < np.log(256)
+
+
+def test_layers_and_branches_on_different_workers(tmp_path: Path) -> None:
+    options = ["--steps", "2", "--json"]
+    for name in ("lstm_layers", "googlenet_branches"):
+        spec = str(EXAMPLES / f"{name}.toml")
+        done = manyhands("train", spec, *options, "--out", str(tmp_path / name), cwd=ROOT)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["steps"] == 2
 
 
 def test_cifar10_in_its_official_form(tmp_path: Path) -> None:

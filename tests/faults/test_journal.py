@@ -114,7 +114,7 @@ def arm(session: Session, fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if fault.when == "backward":
-        replica._loss = lambda model, batch: die()
+        replica.part.loss = lambda model, batch: die()
     elif fault.when == "settle":
         replica.settle = die
     else:

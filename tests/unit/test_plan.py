@@ -31,6 +31,10 @@ samples = 128
 name = "parameter-server"
 consistency = "async"
 
+[placement]
+name = "pipeline"
+stages = 1
+
 [cluster]
 workers = 4
 most_workers = 6
@@ -59,6 +63,7 @@ PLAN = Plan(
     model="mlp:hidden=512-256",
     data="synthetic:3x32x32:10,samples=128",
     strategy="parameter-server:consistency=async",
+    placement="pipeline:stages=1",
     cluster=Cluster(workers=4, most_workers=6, replace=1, servers=2, threads=1, device="cpu"),
     train=Train(
         epochs=3,
@@ -115,6 +120,7 @@ def test_a_file_that_says_nothing_is_the_default_job(tmp_path: Path) -> None:
 def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     flags = from_flags(
         *("--model", "mlp:hidden=512-256", "--data", "synthetic:3x32x32:10,samples=128"),
+        *("--placement", "pipeline:stages=1"),
         *("--strategy", "parameter-server:consistency=async", "--workers", "4:6", "--servers", "2"),
         *("--threads", "1", "--device", "cpu"),
         *("--epochs", "3", "--steps", "7", "--batch", "16", "--optimizer", "adamw:lr=0.001", "--seed", "11"),
@@ -190,7 +196,10 @@ def test_a_world_that_someone_else_started_says_how_many_workers(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[modle]\nname = 'mlp'", "unknown section 'modle'; known: model, data, strategy, cluster, train"),
+        (
+            "[modle]\nname = 'mlp'",
+            "unknown section 'modle'; known: model, data, strategy, placement, cluster, train",
+        ),
         ("[train]\nbatchsize = 3", r"unknown key in \[train\] 'batchsize'; known: epochs, steps, batch"),
         (
             "[cluster]\ngpus = 3",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands import cli, spec, strategies
+from manyhands import cli, placement, spec, strategies
 from manyhands.cluster.launchers import slurm
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
@@ -72,6 +72,7 @@ def test_commands_are_understood(block: Block, line: str, capsys: pytest.Capture
     elif options.verb == "train":
         assert options.spec is None or (ROOT / options.spec).exists()
         assert options.strategy is None or strategies.parse(options.strategy)
+        placement.parse(options.placement or placement.DEFAULT).mesh((options.workers or (2, 2))[0])
         assert options.model is None or spec.split(options.model)[0] in MODELS
         assert options.data is None or spec.split(options.data)[0] in DATASETS
 
@@ -88,6 +89,10 @@ def test_the_readme_names_every_strategy() -> None:
     assert named("### Strategies") == {*strategies.STRATEGIES, *strategies.PRESETS}
     section = README.read_text().partition("### Strategies")[2].partition("### ")[0]
     assert {f"`{name}`" for name in TOPOLOGIES} <= set(re.findall(r"`[^`]+`", section))
+
+
+def test_the_readme_names_every_placement() -> None:
+    assert named("### Placements") == set(placement.PLACEMENTS)
 
 
 def test_the_readme_names_every_model() -> None:

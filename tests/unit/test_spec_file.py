@@ -34,10 +34,11 @@ def test_every_word_is_there_with_its_default(heading: str, kind: type[msgspec.S
 
 def test_the_sections_that_name_something() -> None:
     plan = Plan()
-    assert table("## Model, data, strategy") == {
+    assert table("## Model, data, strategy, placement") == {
         "model": plan.model,
         "data": plan.data,
         "strategy": plan.strategy,
+        "placement": plan.placement,
     }
 
 

@@ -28,7 +28,8 @@ _ENDING_S = 1.0  # for a worker that has finished and is about to exit
 class Host:
     """This worker's place among the `size` workers of its host; `ranks` are their ranks in the world.
 
-    Their memory begins at `start`. `check` is called now and then while waiting, and may raise.
+    Their memory begins at `start`. `check` is called now and then while waiting, and may raise. `names` is what
+    messages call them, where ranks count a part of the world.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class Host:
         *,
         start: int = 0,
         check: Callable[[], None] = lambda: None,
+        names: Sequence[int] | None = None,
     ) -> None:
         self.ranks = tuple(ranks)
+        self._names = tuple(names or ranks)
         self.index = index
         self.size = len(self.ranks)
         if self.size > 1 and platform.machine() not in ("x86_64", "AMD64"):
@@ -79,7 +82,8 @@ class Host:
     def check_peers(self) -> None:
         """While waiting for others: raises if that is of no use any more."""
         for rank in self.gone():
-            raise PeerLost(f"worker {rank} is gone while worker {self.ranks[self.index]} waited for it")
+            names = [self._names[index] for index in (self.ranks.index(rank), self.index)]
+            raise PeerLost(f"worker {names[0]} is gone while worker {names[1]} waited for it")
         self._check()
 
     def end(self, ranks: Collection[int]) -> None:

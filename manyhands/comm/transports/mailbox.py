@@ -49,11 +49,13 @@ class _Channel:
 class MailboxTransport:
     """Messages among the workers of a host; ranks are local indices."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> None:
         self.rank = host.index
         self.size = size = host.size
-        slots = host.allocate(size * size * SLOTS * SLOT_BYTES, torch.uint8).view(
-            size, size, SLOTS, SLOT_BYTES
+        self._slots, self._slot_bytes = slots, slot_bytes
+        # Memory of pairs that never write to each other takes no room.
+        rings = host.allocate(size * size * slots * slot_bytes, torch.uint8).view(
+            size, size, slots, slot_bytes
         )
         # Per ordered pair: how many slots were filled, how many emptied. Then one doorbell per worker.
         self._counters = host.counters(2 * size * size + size)
@@ -63,7 +65,7 @@ class MailboxTransport:
             pair = source * size + target
             sending = source == self.rank
             bell = self._bells + (target if sending else source)
-            return _Channel(slots[source, target], 2 * pair, 2 * pair + 1, sending, bell)
+            return _Channel(rings[source, target], 2 * pair, 2 * pair + 1, sending, bell)
 
         self._out = [channel(self.rank, peer) for peer in range(size)]
         self._in = [channel(peer, self.rank) for peer in range(size)]
@@ -103,15 +105,15 @@ class MailboxTransport:
         moved = False
         while channel.waiting:
             filled, emptied = counters.read(channel.filled), counters.read(channel.emptied)
-            if (filled - emptied == SLOTS) if channel.sending else (filled == emptied):
+            if (filled - emptied == self._slots) if channel.sending else (filled == emptied):
                 break
             transfer = channel.waiting[0]
-            piece = transfer.bytes[transfer.moved : transfer.moved + SLOT_BYTES]
+            piece = transfer.bytes[transfer.moved : transfer.moved + self._slot_bytes]
             if channel.sending:
-                channel.slots[filled % SLOTS, : piece.numel()].copy_(piece)
+                channel.slots[filled % self._slots, : piece.numel()].copy_(piece)
                 counters.publish(channel.filled, filled + 1)
             else:
-                piece.copy_(channel.slots[emptied % SLOTS, : piece.numel()])
+                piece.copy_(channel.slots[emptied % self._slots, : piece.numel()])
                 counters.publish(channel.emptied, emptied + 1)
             # Several peers ring the same bell: a time is a value that none of them writes twice.
             counters.publish(channel.doorbell, time.monotonic_ns())

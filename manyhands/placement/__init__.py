@@ -1,0 +1,54 @@
+"""How one replica is laid over workers: a table of placements, and how their names are read."""
+
+from manyhands import spec
+from manyhands.errors import UsageError
+from manyhands.placement.hybrid import Hybrid
+from manyhands.placement.mesh import Mesh
+from manyhands.placement.pipeline import Pipeline
+from manyhands.placement.placement import Placement
+from manyhands.placement.sharded import Sharded
+from manyhands.placement.single import Single
+from manyhands.placement.tensor import Tensor
+from manyhands.strategies.strategy import Asked, Strategy
+
+__all__ = ["DEFAULT", "PLACEMENTS", "Mesh", "Placement", "admit", "describe", "parse"]
+
+PLACEMENTS: dict[str, type[Placement]] = {
+    "single": Single,
+    "pipeline": Pipeline,
+    "tensor": Tensor,
+    "sharded": Sharded,
+    "hybrid": Hybrid,
+}
+
+DEFAULT = "single"
+
+
+def parse(text: str) -> Placement:
+    """`pipeline:stages=2,microbatches=4` → the placement with its settings."""
+    return spec.parse(text, PLACEMENTS, "placement")
+
+
+def admit(placement: Placement, mesh: Mesh, strategy: Strategy, asked: Asked) -> None:
+    """Refuse, before any process starts, what a placement and a strategy cannot do together."""
+    if mesh.members == 1:
+        return
+    name = describe(placement)
+    if not strategy.lockstep or strategy.open_replica:
+        raise UsageError(
+            f"the workers of {name} take every step together, and under this strategy workers step alone; "
+            "choose a strategy that waits for all workers in every step"
+        )
+    if strategy.rule is not None:
+        raise UsageError(f"{name} with servers is not there yet; choose a strategy without servers")
+    if asked.optimizer == "lbfgs":
+        raise UsageError(
+            f"lbfgs needs the whole gradient on one worker, and {name} spreads it; use another optimizer"
+        )
+    placement.check(asked)
+
+
+def describe(placement: Placement) -> str:
+    """The text that `parse` turns back into this placement."""
+    name = next(name for name, kind in PLACEMENTS.items() if type(placement) is kind)
+    return spec.describe(placement, name)

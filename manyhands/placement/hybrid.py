@@ -1,0 +1,74 @@
+"""Hybrid: data × pipeline × tensor on one mesh.
+
+Stages of layers, the layers of each stage divided among workers, and as many replicas as there are workers for
+(Narayanan et al. 2021; the hybrid partition of SINGA, Ooi et al. 2015).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from manyhands.placement.mesh import Mesh, form
+from manyhands.placement.pipeline import Pipeline
+from manyhands.placement.placement import Placement
+from manyhands.placement.tensor import Tensor
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from manyhands.placement.standing import Standing
+    from manyhands.replica.part import Loss, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid(Placement):
+    """Data × pipeline × tensor on one mesh (Narayanan et al. 2021; SINGA, Ooi et al. 2015)."""
+
+    pipeline: int = 2  # stages
+    tensor: int = 2  # ways
+    microbatches: int = 4
+    schedule: str = "1f1b"
+    chunks: int = 2
+    split: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._stages()
+        self._ways()
+
+    def _stages(self) -> Pipeline:
+        return Pipeline(
+            stages=self.pipeline,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            chunks=self.chunks,
+            split=self.split,
+        )
+
+    def _ways(self) -> Tensor:
+        return Tensor(ways=self.tensor, whole=self.whole, columns=self.columns, rows=self.rows)
+
+    def mesh(self, workers: int) -> Mesh:
+        return form(workers, stages=self.pipeline, ways=self.tensor)
+
+    def place(
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
+    ) -> "Part":
+        if self.tensor == 1:
+            return self._stages().place(model, optimizer, loss, standing, example)
+        if self.pipeline == 1:
+            return self._ways().place(model, optimizer, loss, standing, example)
+        from manyhands.placement.crew import require_element_wise
+        from manyhands.placement.slices.running import slice_model
+        from manyhands.placement.stages.running import Stages
+
+        require_element_wise(optimizer, "hybrid")
+        stages = self._stages()
+        cuts = stages.cuts(model, loss, standing, example)
+        modules = Stages.modules(cuts, standing)
+        given = {"whole": self.whole, "columns": self.columns, "rows": self.rows}
+        sliced = slice_model(model, standing, modules, given)
+        return Stages(
+            model, loss, standing, cuts, schedule=self.schedule, micros=self.microbatches, sliced=sliced
+        )

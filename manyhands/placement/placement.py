@@ -1,0 +1,37 @@
+"""What every placement is: a frozen dataclass that says how one replica is laid over workers.
+
+Placements import no torch at run time: the launcher reads their settings and must start fast.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from manyhands.placement.mesh import Mesh, form
+from manyhands.strategies.strategy import Asked
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from manyhands.placement.standing import Standing
+    from manyhands.replica.part import Loss, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How one replica is laid over workers.
+
+    The dataclass is at once the configuration, the command-line grammar and the record in reports.
+    """
+
+    def mesh(self, workers: int) -> Mesh:
+        """The shape that so many workers form; refuses those that are left over."""
+        return form(workers)
+
+    def check(self, asked: Asked) -> None:
+        """Refuse, before any process starts, what cannot run as asked."""
+
+    def place(
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
+    ) -> "Part":
+        """This worker's part of the model, which has worker 0's values; what others have may be given up."""
+        raise NotImplementedError

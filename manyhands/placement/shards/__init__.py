@@ -1,0 +1,1 @@
+"""Shards of parameters: gathered layer by layer, and given up again."""

@@ -1,0 +1,54 @@
+"""One parameter that is spread over workers: whole only while a layer computes with it."""
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.comm.comm import Comm
+from manyhands.replica.piece import Piece
+
+
+class Gathered:
+    """The user's parameter, whose memory comes and goes, and the shard of it that stays here."""
+
+    def __init__(self, param: nn.Parameter, comm: Comm) -> None:
+        self.param = param
+        self._comm = comm
+        count = param.numel()
+        length = -(-count // comm.size)
+        start, stop = (min(rank * length, count) for rank in (comm.rank, comm.rank + 1))
+        self.piece = Piece(
+            shape=tuple(param.shape), start=start, stop=stop, padding=length - (stop - start), cut=True
+        )
+        self.shard = nn.Parameter(self.piece.of(param.detach()).clone(), requires_grad=param.requires_grad)
+        self._bytes = param.nbytes
+        self.is_whole = True
+        # A storage of its own, to which views that autograd keeps lead as well: they see it come back.
+        param.data = param.data.clone(memory_format=torch.contiguous_format)
+        self.give_up()
+
+    def give_up(self) -> None:
+        if self.is_whole:
+            self.param.untyped_storage().resize_(0)
+            self.is_whole = False
+
+    def fetch(self) -> None:
+        """Everyone's shards, put together; all workers of the replica must ask."""
+        if not self.is_whole:
+            self.param.untyped_storage().resize_(self._bytes)
+            flat = self.param.data.view(-1)  # not detached: autograd would see it change
+            flat.zero_()
+            own = slice(self.piece.start, self.piece.stop)
+            flat[own] = self.shard.detach()[: own.stop - own.start]
+            bits = flat.view(torch.int32) if flat.nbytes % 4 == 0 else flat.view(torch.uint8)
+            self._comm.sum_(bits)  # where the others have zeros: the very bits of each
+            self.is_whole = True
+
+    def reduced(self, gradient: Tensor | None) -> Tensor:
+        """This worker's shard of everyone's gradients added up."""
+        whole = (
+            torch.zeros(self.piece.shape, dtype=self.param.dtype)
+            if gradient is None
+            else gradient.contiguous()
+        )
+        self._comm.sum_(whole.view(-1))
+        return self.piece.of(whole).clone()

@@ -1,0 +1,152 @@
+"""A replica in shards: before a layer computes, its parameters are fetched; afterwards they are given up again."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from manyhands.cluster.heap import give_freed_memory_back
+from manyhands.errors import UsageError
+from manyhands.placement.crew import Crew
+from manyhands.placement.shards.gathering import Gathered
+from manyhands.placement.standing import Standing
+from manyhands.replica.parameters import trained
+from manyhands.replica.part import Loss, Passing, Share
+from manyhands.replica.piece import Piece
+
+WHOLE = (nn.MultiheadAttention,)  # uses the parameters of the modules inside it without calling them
+
+
+class Shards(Crew):
+    """One shard of every trained parameter; what is not trained is whole everywhere."""
+
+    hooked = False
+    frugal = True
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, loss: Loss, standing: Standing) -> None:
+        everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        super().__init__(model, loss, standing, held=everything)
+        give_freed_memory_back()  # what follows comes from the kernel and goes back to it
+        self._comm = standing.crew.comm
+        self._names, params = trained(model, optimizer)
+        self._gathered = {id(param): Gathered(param, self._comm) for param in params}
+        self._in_order = [self._gathered[id(param)] for param in params]
+        self._place = {id(param): len(params) - 1 - number for number, param in enumerate(params)}
+        self._deliver: Callable[[int, Tensor], None] = lambda index, gradient: None
+        self._added: dict[int, Tensor] = {}  # shards of gradients, over the batches of a step
+        self._tape: list[tuple[str, Gathered]] = []  # what the last pass exchanged, in which order
+        self._is_last = False
+        for module in model.modules():
+            self._watch(module)
+        self._hooks += [
+            gathered.param.register_post_accumulate_grad_hook(self._arrive) for gathered in self._in_order
+        ]
+        give_freed_memory_back()  # the whole model was here
+
+    def _watch(self, module: nn.Module) -> None:
+        params = module.parameters() if isinstance(module, WHOLE) else module.parameters(recurse=False)
+        needed = [self._gathered[id(param)] for param in params if id(param) in self._gathered]
+        if needed:
+            self._hooks += [
+                module.register_forward_pre_hook(lambda module, args: self._fetch(needed)),
+                module.register_forward_hook(partial(self._leave, needed)),
+            ]
+
+    # What is here
+
+    def trained(self, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:
+        return list(self._names), [gathered.shard for gathered in self._in_order]
+
+    def originals(self, params: Any) -> list[nn.Parameter]:
+        known = {id(gathered.shard): gathered.param for gathered in self._in_order}
+        return [known[id(param)] for param in params]
+
+    def frozen(self, known: set[int]) -> list[nn.Parameter]:
+        return [param for param in self.model.parameters() if id(param) not in self._gathered]
+
+    def tensors(self) -> dict[str, Tensor]:
+        values = self.model.state_dict(keep_vars=True)
+        return {
+            name: (self._gathered[id(value)].shard if id(value) in self._gathered else value).detach()
+            for name, value in values.items()
+        }
+
+    def piece(self, name: str, value: Tensor | None) -> Piece:
+        gathered = self._gathered.get(self._ids[name])
+        return gathered.piece if gathered else super().piece(name, value)
+
+    def bind(self, deliver: Callable[[int, Tensor], None]) -> None:
+        self._deliver = deliver
+
+    # Passes
+
+    def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
+        """As many passes on every worker: whoever has fewer batches takes part in the others' exchanges."""
+        parts = list(share.parts)
+        rounds = int(max(row[0] for row in self.standing.crew.exchange([float(len(parts))])))
+        self._added.clear()
+        value = 0.0
+        for number in range(rounds):
+            self._is_last = number == rounds - 1
+            if number < len(parts):
+                self._tape.clear()
+                value += super().backward(Share(parts=[parts[number]], total=share.total), passing)[0]
+                self._give_up_all()
+            else:
+                self._take_part()
+        return value, sum(samples for _, samples in parts)
+
+    def judge(self, measure: Loss, batch: Any, samples: int) -> float:
+        value = super().judge(measure, batch, samples)
+        self._give_up_all()
+        return value
+
+    def _take_part(self) -> None:
+        if not self._tape:
+            raise UsageError(
+                "sharded: every worker needs a batch in the first step; use fewer workers or more samples"
+            )
+        for kind, gathered in self._tape:
+            if kind == "fetch":
+                gathered.fetch()
+                gathered.give_up()
+            else:
+                self._collect(gathered, None)
+
+    def _fetch(self, needed: list[Gathered]) -> None:
+        for gathered in needed:
+            if not gathered.is_whole:
+                gathered.fetch()
+                self._tape.append(("fetch", gathered))
+
+    def _leave(self, needed: list[Gathered], module: nn.Module, args: Any, output: Any) -> None:
+        """After a layer's forward pass: its backward pass will need the parameters again."""
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda gradient: self._fetch(needed))
+        for gathered in needed:
+            gathered.give_up()
+
+    def _arrive(self, param: Tensor) -> None:
+        gathered = self._gathered[id(param)]
+        gradient, param.grad = param.grad, None
+        self._tape.append(("reduce", gathered))
+        gathered.give_up()
+        self._collect(gathered, gradient)
+
+    def _collect(self, gathered: Gathered, gradient: Tensor | None) -> None:
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.to_dense()
+        shard, index = gathered.reduced(gradient), self._place[id(gathered.param)]
+        if index in self._added:
+            shard = self._added[index].add_(shard)
+        self._added[index] = shard
+        if self._is_last:
+            self._deliver(index, self._added.pop(index))
+
+    def _give_up_all(self) -> None:
+        for gathered in self._in_order:
+            gathered.give_up()

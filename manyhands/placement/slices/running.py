@@ -1,0 +1,119 @@
+"""Layers in slices: each worker has some features of each, and hooks exchange what the next layer needs."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.comm.comm import Comm
+from manyhands.placement.crew import Crew, Sliced
+from manyhands.placement.slices.branches import share_branches
+from manyhands.placement.slices.crossing import Copy, Gather, Split, Sum, edges
+from manyhands.placement.slices.rules import BRANCHES, COLUMNS, Rule, divide
+from manyhands.placement.standing import Standing
+from manyhands.replica.part import Loss
+from manyhands.replica.piece import Piece
+
+
+def slice_model(
+    model: nn.Module, standing: Standing, modules: Iterable[nn.Module], given: Mapping[str, Sequence[str]]
+) -> Sliced:
+    """Divide the layers among the ways of this worker's stage; parameters that several layers use stay whole."""
+    comm, way = standing.sides.comm, standing.position.way
+    tied = _used_twice(model)
+    rules = divide(model, (module for module in modules if not tied & _ids(module)), comm.size, given)
+    sliced = Sliced()
+    for module, rule in rules.items():
+        if rule.kind == BRANCHES:
+            own, others, hooks = share_branches(module, standing)
+            sliced.alone.update(own)
+            sliced.elsewhere.update(others)
+            sliced.hooks.extend(hooks)
+        else:
+            _slice(module, rule, comm, way, sliced)
+    if standing.world.rank == 0:
+        names = {module: name for name, module in model.named_modules()}
+        told = [f"{names[module]} {rule.kind}" for module, rule in rules.items()]
+        print(f"tensor: {comm.size} ways: {', '.join(told)}", file=sys.stderr, flush=True)
+    _draw_alike(standing)
+    return sliced
+
+
+def _ids(module: nn.Module) -> set[int]:
+    return {id(param) for param in module.parameters()}
+
+
+def _used_twice(model: nn.Module) -> set[int]:
+    """The parameters that several modules have."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+    for module in model.modules():
+        own = {id(param) for param in module.parameters(recurse=False)}
+        twice |= seen & own
+        seen |= own
+    return twice
+
+
+def _slice(module: nn.Module, rule: Rule, comm: Comm, way: int, sliced: Sliced) -> None:
+    for name, param in module.named_parameters(recurse=False):
+        if rule.kind == COLUMNS:
+            dim = 1 if isinstance(module, nn.Embedding) else 0
+        elif name == "bias":
+            continue  # added after the sum, by everyone
+        else:
+            dim = 1
+        limits = edges(param.shape[dim], comm.size)
+        sliced.pieces[id(param)] = Piece(
+            shape=tuple(param.shape), cut=True, dim=dim, start=limits[way], stop=limits[way + 1]
+        )
+    before, after = _crossings(module, rule, comm)
+    if before:
+        sliced.hooks.append(module.register_forward_pre_hook(before))
+    if after:
+        sliced.hooks.append(module.register_forward_hook(after))
+
+
+def _crossings(module: nn.Module, rule: Rule, comm: Comm) -> tuple[Any, Any]:
+    """What happens before a layer and after it."""
+
+    def copy_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (Copy.apply(args[0], comm), *args[1:]) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
+
+    def split_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (Split.apply(args[0], args[0].dim() - 1, comm), *args[1:])  # type: ignore[no-untyped-call]
+
+    def gather_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        dim = 1 if isinstance(module, nn.Conv2d) else output.dim() - 1
+        limits = edges(features, comm.size)
+        whole: Tensor = Gather.apply(output, dim, limits, comm)  # type: ignore[no-untyped-call]
+        return whole
+
+    def sum_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        total: Tensor = Sum.apply(output, comm)  # type: ignore[no-untyped-call]
+        bias = getattr(module, "bias", None)
+        # Every worker has added the bias: all but one are taken away again.
+        return total if bias is None else total - (comm.size - 1) * bias.detach()
+
+    if rule.kind == COLUMNS:
+        if isinstance(module, nn.Embedding):
+            features = module.embedding_dim
+        else:
+            features = module.out_channels if isinstance(module, nn.Conv2d) else module.out_features  # type: ignore
+        return copy_in, None if rule.open else gather_out
+    return None if rule.open else split_in, sum_out
+
+
+def _draw_alike(standing: Standing) -> None:
+    """Workers that compute the same draw the same dropout masks: from the first one's random state."""
+    state = standing.sides.gather(torch.get_rng_state().numpy().tobytes())[0]
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+class Slices(Crew):
+    """A slice of every layer that can be divided, and all of the others."""
+
+    def __init__(self, model: nn.Module, loss: Loss, standing: Standing, sliced: Sliced) -> None:
+        everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        super().__init__(model, loss, standing, held=everything - sliced.elsewhere, sliced=sliced)

@@ -1,0 +1,1 @@
+"""Pipeline stages: schedules as data, cutting a model, and running its stages."""

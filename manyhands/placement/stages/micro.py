@@ -1,0 +1,28 @@
+"""A batch in microbatches."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def microbatches(batch: Any, samples: int, count: int) -> list[tuple[Any, int]]:
+    """About equal parts of a batch of any structure, in order, each with its samples; no part is empty."""
+    count = min(count, samples)
+    edges = [samples * index // count for index in range(count + 1)]
+    return [(_part(batch, start, stop, samples), stop - start) for start, stop in itertools.pairwise(edges)]
+
+
+def _part(batch: Any, start: int, stop: int, samples: int) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[start:stop] if batch.dim() and len(batch) == samples else batch
+    if isinstance(batch, Mapping):
+        return {key: _part(value, start, stop, samples) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_part(value, start, stop, samples) for value in batch)
+    if isinstance(batch, list):
+        if len(batch) == samples and not any(isinstance(value, (Tensor, Mapping)) for value in batch):
+            return batch[start:stop]
+        return [_part(value, start, stop, samples) for value in batch]
+    return batch

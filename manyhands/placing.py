@@ -1,0 +1,114 @@
+"""The placement of a session: the mesh that its workers form, and this worker's standing and part in it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyhands import placement as placements
+from manyhands.cluster.world import World
+from manyhands.errors import UsageError
+from manyhands.placement.assembly import Assembly
+from manyhands.placement.standing import Standing
+from manyhands.replica.layout import Layout
+from manyhands.replica.parameters import lay_out_model
+from manyhands.replica.part import Loss, Part
+from manyhands.replica.replica import SPAN_BYTES, Replica
+from manyhands.replica.state import States, begin_alike, give_back_state, give_whole_state, model_tensors
+
+MODEL = "model/"  # how the names of the model's own tensors begin in a checkpoint
+
+
+class Placing:
+    """What a session has to know of its placement; with the model whole on every worker there is nothing to do.
+
+    `example` is a batch on which a placement may measure the model.
+    """
+
+    def __init__(self, text: str, workers: int, example: Any = None) -> None:
+        self.placement = placements.parse(text)
+        self.mesh = self.placement.mesh(workers)
+        self._example = example
+        self._rank = 0
+        self._standing: Standing | None = None
+        self._assembly: Assembly | None = None
+        self._layout: Layout | None = None  # of the whole model
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every worker has all of the model."""
+        return self.mesh.members == 1
+
+    @property
+    def feed(self) -> int:
+        """Which of the step's batches is this worker's."""
+        return self.mesh.feed(self._rank)
+
+    @property
+    def counts(self) -> bool:
+        """Of the workers that compute the same samples, one counts them."""
+        return self._rank % self.mesh.copies == 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker speaks for its replica."""
+        return self._assembly is None or self._assembly.leads
+
+    # The beginning of a generation
+
+    def enter(self, model: nn.Module, optimizer: Optimizer, loss: Loss, world: World) -> Part | None:
+        """Take a place among the workers of a world; returns this worker's part, or None where it has everything."""
+        self.mesh = self.placement.mesh(world.size)
+        self._rank = world.rank
+        # Those with the same part of other replicas: the world of the strategy.
+        self.peers = world
+        # Those whose statistics may differ: workers of a replica see the same samples, unless each has its own.
+        self.observers = world
+        if self.is_whole:
+            return None
+        if next(model.parameters()).device.type != "cpu":
+            raise UsageError(
+                "models are laid over workers in the memory of hosts; use --device cpu, or no --placement"
+            )
+        self._standing = Standing(world, self.mesh)
+        self.peers = self._standing.peers
+        self.observers = world if self.mesh.shards > 1 else self.peers
+        self._layout = lay_out_model(model, optimizer, span_bytes=SPAN_BYTES, lanes=1)
+        begin_alike(model, world)
+        return self.placement.place(model, optimizer, loss, self._standing, self._example)
+
+    def settle(self, replica: Replica) -> None:
+        """The replica is made."""
+        if self._standing and self._layout:
+            self._assembly = Assembly(self._standing, replica, self._layout)
+
+    # The state of a replica, whatever its placement
+
+    def whole(
+        self, replica: Replica, own: Mapping[str, Tensor], states: States
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], States]:
+        """The state and the model, whole on the worker that leads, and what is known of the optimizer's state."""
+        model = model_tensors(replica)
+        if self._assembly is None:
+            return dict(own), model, states
+        everything = self._assembly.whole({**own, **model})
+        model = {name: value for name, value in everything.items() if name.startswith(MODEL)}
+        rest = {name: value for name, value in everything.items() if name not in model}
+        return rest, model, self._assembly.states(states)
+
+    def parts(self, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse, from the worker that leads: what of it is this worker's."""
+        return self._assembly.own(whole) if self._assembly else whole
+
+    def give_back(self, replica: Replica, own: Mapping[str, Tensor], states: States) -> dict[str, Tensor]:
+        """The optimizer as plain PyTorch has it; returns the tensors of a model that was in parts, on every worker."""
+        if self._assembly is None:
+            give_back_state(replica, own, states)
+            return {}
+        rest, model, states = self.whole(replica, own, states)
+        everything = self._assembly.everywhere({**rest, **model})
+        give_whole_state(replica.model, replica.optimizer, everything, states)
+        return {
+            name.removeprefix(MODEL): value for name, value in everything.items() if name.startswith(MODEL)
+        }

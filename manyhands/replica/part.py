@@ -1,0 +1,128 @@
+"""What one worker has of a replica, and how its passes run: here all of it, on this worker alone.
+
+A placement gives a replica another part: some of the layers, a slice of each of them, a shard of each parameter.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyhands import telemetry
+from manyhands.comm.comm import Comm
+from manyhands.replica.parameters import trained
+from manyhands.replica.piece import Piece
+from manyhands.replica.portions import pool
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+# Around each pass that computes gradients: told whether they are the last of the step for their parameters.
+Passing = Callable[[bool], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """This worker's part of one step: batches with their numbers of samples, and what all workers have together."""
+
+    parts: Iterable[
+        tuple[Any, int]
+    ]  # where it is no sequence, they come one by one and nobody knows how many
+    total: Callable[
+        [], float
+    ]  # asked for after the forward pass: by then the others have said how much they have
+
+    @property
+    def samples(self) -> int:
+        return sum(samples for _, samples in self.parts)
+
+    def pooled(self, comm: Comm, samples: int) -> list[tuple[Any, int]]:
+        """What all workers have in this step, in portions of at most so many samples; the same list on all."""
+        return pool(self.parts, comm, samples)
+
+
+class Part:
+    """All of the model; the parts of placements say what is different."""
+
+    spread = False
+    """Whether others have the rest of the replica."""
+    hooked = True
+    """Whether autograd completes gradients in the parameters themselves; else the part delivers them."""
+    frugal = False
+    """Whether memory counts more than time: a gradient goes into the sum at once, and is not kept beside it."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self.model = model
+        self.loss = loss
+
+    # What is here
+
+    def trained(self, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:
+        """The trained parameters that are here, in the model's order, with their names."""
+        return trained(self.model, optimizer)
+
+    def originals(self, params: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+        """The user's parameters that these stand for."""
+        return params
+
+    def frozen(self, known: set[int]) -> list[nn.Parameter]:
+        """The parameters that are here and are not trained."""
+        return [param for param in self.model.parameters() if id(param) not in known]
+
+    def buffers(self) -> list[Tensor]:
+        return list(self.model.buffers())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is here of the model's state, by name."""
+        return {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`."""
+        self.model.load_state_dict(saved)
+
+    def piece(self, name: str, value: Tensor | None) -> Piece:
+        """Where a parameter or buffer that is here lies in the whole one."""
+        assert value is not None
+        return Piece(shape=tuple(value.shape))
+
+    def bind(self, deliver: Callable[[int, Tensor], None]) -> None:
+        """Where a part that is not `hooked` delivers gradients: by the parameter's place in the flat vector."""
+
+    # Passes
+
+    def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
+        """Gradients of the share into the parameters, each pass inside `passing`.
+
+        Returns the loss, summed over samples, and their number.
+        """
+        value, count = 0.0, 0
+        with telemetry.timed("compute"):
+            for number, (batch, samples) in enumerate(share.parts, start=1):
+                loss = self.loss(self.model, batch)
+                weight = samples / share.total()
+                with passing(isinstance(share.parts, Sequence) and number == len(share.parts)):
+                    # Weighting the loss weights every gradient, at no cost.
+                    loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+                value += loss.item() * samples
+                count += samples
+        return value, count
+
+    def judge(self, measure: Loss, batch: Any, samples: int) -> float:
+        """A measure of the model on a batch, without gradients; the same on all workers of the replica."""
+        return float(measure(self.model, batch))
+
+    # What the parts of a replica have in common
+
+    def counts(self, name: str) -> bool:
+        """Whether this worker speaks for a parameter that others have as well."""
+        return True
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """The norm over the whole replica, from that of this part."""
+        return norm
+
+    def become_whole(self, tensors: Mapping[str, Tensor]) -> None:
+        """Leave the model whole, after the session; `tensors` are its state by name."""

@@ -1,0 +1,429 @@
+"""What every placement must keep, run over everything registered: it computes what one process computes."""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import TensorDataset
+
+from manyhands import job, models, placement
+from manyhands.cluster.world import World
+from manyhands.errors import UsageError
+from manyhands.evaluating import accuracy
+from manyhands.placement import PLACEMENTS
+from manyhands.placement.stages.schedule import SCHEDULES
+from manyhands.sessions import Session
+from tests.crew import in_threads
+
+Batch = tuple[Tensor, Tensor]
+
+STEPS = 20
+SIZE = 12  # samples of a step, over all workers
+
+# The placement, and how many workers make so many replicas of it.
+CASES = {
+    "single": (2, 2),
+    **{f"pipeline:schedule={name}": (2, 1) for name in SCHEDULES},
+    "pipeline:stages=3,microbatches=2": (3, 1),
+    "pipeline:microbatches=5": (4, 2),
+    "tensor": (2, 1),
+    "tensor:ways=3,whole=2": (3, 1),
+    "tensor:rows=4,columns=8": (4, 2),
+    "hybrid": (4, 1),
+    "hybrid:schedule=interleaved,microbatches=3": (8, 2),
+    "sharded": (3, 1),
+    "sharded:shards=2": (4, 2),
+}
+TEXTS = list(CASES)
+
+
+def make_net() -> nn.Module:
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        nn.Linear(24, 17),
+        nn.Tanh(),
+        nn.Linear(17, 8),
+        nn.Tanh(),
+        nn.Linear(8, 4),
+    )
+    generator = torch.Generator().manual_seed(5)  # one of its own: threads share torch's
+    net = net.double()
+    with torch.no_grad():
+        for param in net.parameters():
+            param.copy_(torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.3)
+    return net
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+@functools.cache
+def batches() -> list[Batch]:
+    generator = torch.Generator().manual_seed(17)
+    return [
+        (
+            torch.randn(SIZE, 1, 4, 4, generator=generator, dtype=torch.float64),
+            torch.randint(0, 4, (SIZE,), generator=generator),
+        )
+        for _ in range(STEPS)
+    ]
+
+
+def momentum(net: nn.Module) -> Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def adam(net: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(net.parameters(), lr=0.01)
+
+
+def alone(
+    make: Callable[[nn.Module], Optimizer] = momentum, clip: float | None = None, decay: float = 1.0
+) -> nn.Module:
+    """Plain PyTorch on the whole batch."""
+    net = make_net()
+    optimizer = make(net)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss(net, batch).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+        scheduler.step()
+    return net
+
+
+def share(batch: Batch, feed: int, feeds: int) -> Batch:
+    return batch[0][feed::feeds], batch[1][feed::feeds]
+
+
+def make_session(world: World, text: str, **more: Any) -> Session:
+    net = make_net()
+    make = more.pop("make", momentum)
+    with torch.no_grad():
+        for param in net.parameters():
+            param.add_(world.rank)  # worker 0's become everyone's
+    return Session(net, make(net), loss, world=world, placement=text, example=batches()[0], **more)
+
+
+def train(session: Session, steps: Sequence[Batch]) -> list[float]:
+    return [session.step(share(batch, session.placing.feed, session.placing.mesh.feeds)) for batch in steps]
+
+
+def close_to(first: nn.Module, second: nn.Module, tolerance: float = 1e-9) -> None:
+    for (name, one), other in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        assert torch.allclose(one, other, rtol=tolerance, atol=tolerance), name
+
+
+def test_every_placement_is_tried() -> None:
+    assert {type(placement.parse(text)) for text in TEXTS} == set(PLACEMENTS.values())
+    assert {type(placement.parse(text)) for text in ["single", *FEW]} == set(PLACEMENTS.values())
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_it_equals_one_process(text: str) -> None:
+    workers, replicas = CASES[text]
+
+    def work(world: World) -> tuple[nn.Module, list[float]]:
+        session = make_session(world, text)
+        assert session.placing.mesh.replicas == replicas
+        losses = train(session, batches())
+        session.close()
+        return session.model, losses
+
+    results = in_threads(workers, work)
+    for net, _ in results:
+        close_to(net, alone())
+    assert len({tuple(losses) for _, losses in results}) == session_feeds(text, workers)
+
+
+def session_feeds(text: str, workers: int) -> int:
+    return placement.parse(text).mesh(workers).feeds
+
+
+FEW = ["pipeline:microbatches=5", "tensor:rows=4,columns=8", "sharded:shards=2", "hybrid"]
+
+
+@pytest.mark.parametrize("text", FEW)
+def test_clipping_and_schedules(text: str) -> None:
+    """The norm is that of the whole replica's gradient, and each worker's optimizer follows the scheduler."""
+    workers, _ = CASES[text]
+
+    def work(world: World) -> nn.Module:
+        session = make_session(world, text, clip_norm=0.3, make=adam)
+        session.scheduler = torch.optim.lr_scheduler.ExponentialLR(session.optimizer, 0.9)
+        train(session, batches())
+        session.close()
+        return session.model
+
+    for net in in_threads(workers, work):
+        close_to(net, alone(adam, clip=0.3, decay=0.9), 1e-6)
+
+
+@pytest.mark.parametrize("text", FEW)
+def test_evaluation_is_that_of_the_whole_model(text: str) -> None:
+    workers, _ = CASES[text]
+    data = TensorDataset(torch.cat([batch[0] for batch in batches()[:3]])[:31], torch.arange(31) % 4)
+
+    def work(world: World) -> dict[str, float]:
+        session = make_session(world, text)
+        train(session, batches())
+        return session.evaluate(data, batch_size=5, measures={"accuracy": accuracy})
+
+    net = alone().eval()
+    whole = (data.tensors[0], data.tensors[1])
+    for result in in_threads(workers, work):
+        assert result["loss"] == pytest.approx(loss(net, whole).item(), rel=1e-9)
+        assert result["accuracy"] == pytest.approx(accuracy(net, whole).item())
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.pairwise(["single", *FEW, "single"])))
+def test_checkpoints_reshape(before: str, after: str, tmp_path: Path) -> None:
+    """Saved under one placement, loaded under another: the same bits, and training goes on the same."""
+    middle = STEPS // 2
+
+    def first(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        session = make_session(world, before, make=adam)
+        train(session, batches()[:middle])
+        session.save(tmp_path)
+        session.close()
+        return whole_state(session)
+
+    def second(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        session = make_session(world, after, make=adam)
+        session.resume(tmp_path)
+        session.close()
+        return whole_state(session)
+
+    def rest(world: World) -> nn.Module:
+        session = make_session(world, after, make=adam)
+        session.resume(tmp_path)
+        train(session, batches()[middle:])
+        session.close()
+        return session.model
+
+    saved = in_threads(CASES[before][0], first)[0]
+    for found in in_threads(CASES[after][0], second):
+        same_bits(saved, found)
+    for net in in_threads(CASES[after][0], rest):
+        close_to(net, alone(adam), 1e-6)
+
+
+def whole_state(session: Session) -> dict[str, Tensor]:
+    states = session.optimizer.state_dict()["state"]
+    tensors = {
+        f"{number}/{name}": torch.as_tensor(v) for number, s in states.items() for name, v in s.items()
+    }
+    return tensors | session.model.state_dict()
+
+
+def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd:period=3", "tournament:every=4", "all-reduce:topology=ring"])
+def test_strategies_do_not_notice(strategy: str) -> None:
+    """Two replicas of two workers each do what two workers do."""
+
+    def work(world: World, text: str) -> nn.Module:
+        session = make_session(world, text, strategy=strategy)
+        train(session, batches()[:8])
+        session.close()
+        return session.model
+
+    plain = in_threads(2, lambda world: work(world, "single"))
+    placed = in_threads(4, lambda world: work(world, "pipeline:stages=2"))
+    for net in placed:
+        close_to(net, plain[0])
+
+
+# Pipelines
+
+
+class Skipping(nn.Module):
+    """No sequence: a value goes around some layers, and two parameters are used without a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(16, 12)
+        self.one = nn.Linear(12, 12)
+        self.two = nn.Linear(12, 12)
+        self.scale = nn.Parameter(torch.ones(12))
+        self.out = nn.Linear(12, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first = torch.tanh(self.into(inputs.flatten(1)))
+        second = torch.tanh(self.one(first))
+        third = torch.relu(self.two(second) + first) * self.scale
+        return self.out(third + second)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_model_that_is_no_sequence(stages: int) -> None:
+    def make() -> nn.Module:
+        net = Skipping().double()
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for param in net.parameters():
+                param.copy_(torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.3)
+        return net
+
+    def work(world: World) -> nn.Module:
+        net = make()
+        text = f"pipeline:stages={stages}"
+        session = Session(net, momentum(net), loss, world=world, placement=text, example=batches()[0])
+        train(session, batches())
+        session.close()
+        return net
+
+    net = make()
+    optimizer = momentum(net)
+    for batch in batches():
+        optimizer.zero_grad()
+        loss(net, batch).backward()
+        optimizer.step()
+    for found in in_threads(stages, work):
+        close_to(found, net)
+
+
+@pytest.mark.parametrize(
+    ("model", "split", "convolutions"),
+    [("alexnet", "features.conv4", 4), ("vgg16:head=linear", "stage4.conv1", 8)],
+)
+def test_published_splits_can_be_written(model: str, split: str, convolutions: int) -> None:
+    """AlexNet after its 4th convolution, VGG16 after its 8th."""
+
+    def work(world: World) -> list[str]:
+        torch.manual_seed(0)
+        net = models.build(model, (3, 32, 32), 10)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        session = Session(net, optimizer, loss, world=world, placement=f"pipeline:split={split}")
+        session.step((torch.randn(4, 3, 32, 32), torch.arange(4)))
+        return list(session.replica.part.tensors())
+
+    first, second = in_threads(2, work)
+    assert sum("conv" in name and name.endswith("weight") for name in first) == convolutions
+    assert not set(first) & set(second)
+    assert len(first) + len(second) == len(models.build(model, (3, 32, 32), 10).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pipeline:split=9", ["no such layer", "2.0"]),
+        ("pipeline:stages=3,split=6-4", ["order"]),
+        ("pipeline:stages=8", ["7 places"]),
+        ("pipeline:stages=4,split=0-1-2.0", ["no parameters"]),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(text: str, words: list[str]) -> None:
+    workers = placement.parse(text).stages  # type: ignore[attr-defined]
+
+    def work(world: World) -> str:
+        with pytest.raises(UsageError) as refusal:
+            make_session(world, text)
+        return str(refusal.value)
+
+    for message in in_threads(workers, work):
+        assert all(word in message for word in words), message
+
+
+def test_without_a_batch_there_is_nothing_to_measure() -> None:
+    def work(world: World) -> None:
+        net = make_net()
+        with pytest.raises(UsageError, match="example=batch"):
+            Session(net, momentum(net), loss, world=world, placement="pipeline")
+
+    in_threads(2, work)
+
+
+def test_members_of_a_replica_must_get_the_same_batch() -> None:
+    def work(world: World) -> None:
+        session = make_session(world, "pipeline")
+        batch = batches()[0]
+        with pytest.raises(UsageError, match="were given 12 and 6"):
+            session.step(batch if world.rank == 0 else share(batch, 0, 2))
+
+    in_threads(2, work)
+
+
+# The zoo
+
+
+ZOO = [
+    ("googlenet", (3, 32, 32), 10, "tensor", 2),
+    ("googlenet", (3, 32, 32), 10, "hybrid:microbatches=1", 4),
+    ("transformer:layers=2,width=16,heads=4", (6,), 11, "tensor", 2),
+    ("transformer:layers=2,width=16,heads=4", (6,), 11, "pipeline:microbatches=2", 2),
+    ("transformer:layers=2,width=16,heads=4", (6,), 11, "sharded", 2),
+    ("lstm:layers=3,width=8", (6,), 11, "pipeline:stages=3,split=layer1-layer2", 3),
+    ("lstm:layers=3,width=8", (6,), 11, "sharded", 2),
+    ("resnet20", (3, 8, 8), 10, "sharded", 2),
+    ("mlp:hidden=9-8", (7,), 5, "tensor", 2),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "classes", "text", "workers"), ZOO, ids=lambda value: str(value))
+def test_models_of_the_zoo(model: str, shape: tuple[int, ...], classes: int, text: str, workers: int) -> None:
+    """In double precision, in evaluation mode: no dropout, and batch norm by its running statistics."""
+    generator = torch.Generator().manual_seed(2)
+    steps = 2 if model == "googlenet" else 4
+    if classes == 11:
+        data = [torch.randint(0, 11, (4, 6), generator=generator) for _ in range(2 * steps)]
+    else:
+        pictures = [torch.randn(4, *shape, generator=generator, dtype=torch.float64) for _ in range(steps)]
+        targets = [torch.randint(0, classes, (4,), generator=generator) for _ in range(steps)]
+        data = [tensor for pair in zip(pictures, targets, strict=True) for tensor in pair]
+    work = list(zip(data[::2], data[1::2], strict=True))
+
+    def make() -> nn.Module:
+        net = models.build(model, shape, classes).double().eval()
+        fixed = torch.Generator().manual_seed(9)
+        with torch.no_grad():
+            for param in net.parameters():
+                param.copy_(torch.randn(param.shape, generator=fixed, dtype=torch.float64) * 0.2)
+        return net
+
+    def run(world: World) -> nn.Module:
+        net = make()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
+        session = Session(net, optimizer, job.loss, world=world, placement=text, example=work[0])
+        train(session, work)
+        session.close()
+        return net
+
+    net = make()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
+    for batch in work:
+        optimizer.zero_grad()
+        job.loss(net, batch).backward()
+        optimizer.step()
+    for found in in_threads(workers, run):
+        close_to(found, net, 1e-7)
+
+
+def test_branches_are_on_different_workers() -> None:
+    def work(world: World) -> set[tuple[str, ...]]:
+        net = models.build("googlenet", (3, 32, 32), 10)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        session = Session(net, optimizer, job.loss, world=world, placement="tensor")
+        names = session.replica.part.tensors()
+        return {tuple(name.split(".")[:2]) for name in names if name.startswith("inception")}
+
+    first, second = in_threads(2, work)
+    assert {branch for _, branch in first | second} == {"one", "three", "five", "pool"}
+    assert not first & second
