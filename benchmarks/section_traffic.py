@@ -20,7 +20,7 @@ from manyhands import strategies
 from manyhands.cluster.launchers import local
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.errors import UsageError
-from manyhands.lab.hosts import EmulatedHosts, available
+from manyhands.lab.hosts import BUCKET_S, EmulatedHosts, available
 
 HOSTS = 4
 LINK_MBIT = 1000.0
@@ -154,9 +154,10 @@ def step_s(each: Turn) -> float:
 
 
 def limit_s(options: argparse.Namespace) -> float:
-    """No gradient leaves before the forward pass and the last layer's backward pass are over."""
+    """No gradient leaves before the forward pass and the last layer's backward pass are over; meanwhile the link earns
+    what it may send at once."""
     before = options.step_s * (FORWARD + (1 - FORWARD) / LAYERS)
-    return max(before + _ring(0) * options.bytes / LINK_BYTES_S, options.step_s)
+    return max(before + _ring(0) * options.bytes / LINK_BYTES_S - BUCKET_S, options.step_s)
 
 
 def images_per_second(each: Turn) -> float:

@@ -16,6 +16,9 @@ import subprocess
 
 from manyhands.errors import ManyhandsError, UsageError
 
+# What a link may send at once after a pause, as the time it takes to earn it. With less, a link falls behind its rate
+# whenever a busy processor serves it late; with more, short transfers would not notice the limit.
+BUCKET_S = 0.01
 _MOST_HOSTS = 250
 _serial = itertools.count()
 
@@ -107,8 +110,7 @@ def _port(host: int) -> str:
 def _limit(namespace: str, interface: str, mbit: float) -> None:
     """Limit what this end sends; the other end of the cable limits the other direction."""
     rate_bytes = mbit * 1e6 / 8
-    # A bucket of 2 ms: small, to keep short transfers honest, yet large enough for the timer to keep up.
-    bucket = f"{max(16_000, int(rate_bytes * 0.002))}b"
+    bucket = f"{max(16_000, int(rate_bytes * BUCKET_S))}b"
     rate = f"{int(mbit * 1e6)}bit"
     tbf = ["tbf", "rate", rate, "burst", bucket, "latency", "100ms"]
     _call("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", *tbf)

@@ -1,8 +1,6 @@
 """`manyhands train` over emulated hosts: the same result as on one host, and the bytes it says it sends."""
 
-import contextlib
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.cluster.launchers import local
 from manyhands.lab import hosts
-from tests.end_to_end.commands import BIN, TIMEOUT_S, clean_environment, parameters, run
+from tests.end_to_end.commands import BIN, parameters, run
+from tests.end_to_end.on_hosts import places, run_on_hosts
 
 WHY_NOT = hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -20,7 +18,6 @@ pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 # 1.5 million parameters, 5.9 MB: small enough to be quick, large enough for the gradients to be most of the bytes.
 TRAIN = ["train", "--model", "mlp:hidden=1280-1024", "--steps", "8", "--batch", "16"]
 PARAMETER_BYTES = 4 * (64 * 1280 + 1280 + 1280 * 1024 + 1024 + 1024 * 10 + 10)
-PORT = 29400  # free: every emulated host has all its ports to itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,49 +38,11 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def on_hosts(layout: tuple[int, ...], words: list[str], folder: Path) -> Run:
     """`manyhands` with these words, training, in every worker of emulated hosts, so many workers on each."""
-    said, sent_bytes = _run_on(layout, [*words, "--json", "--out", "run"], folder)
+    ended = run_on_hosts([*words, "--json", "--out", "run"], places(layout), folder)
+    said = ended.said
     assert [out != "" for out in said] == [rank == 0 for rank in range(len(said))]
-    return Run(out=folder / "run", workers=len(said), summary=json.loads(said[0]), sent_bytes=sent_bytes)
-
-
-def _run_on(layout: tuple[int, ...], command: list[str], folder: Path) -> tuple[list[str], list[int]]:
-    """The same command in a worker on each seat of the hosts; gives what each printed, and the bytes hosts sent."""
-    host_of = [host for host, count in enumerate(layout) for _ in range(count)]
-    with contextlib.ExitStack() as stack:
-        net = stack.enter_context(hosts.EmulatedHosts(len(layout)))
-        workers = []
-        for rank, host in enumerate(host_of):
-            environ = clean_environment(
-                **{
-                    local.RANK: str(rank),
-                    local.SIZE: str(len(host_of)),
-                    local.STORE: f"{net.address(0)}:{PORT}",
-                }
-            )
-            worker = stack.enter_context(
-                subprocess.Popen(
-                    [*net.command_prefix(host), str(BIN / "manyhands"), *command],
-                    cwd=folder,
-                    env=environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            stack.callback(worker.kill)
-            workers.append(worker)
-        said = [worker.communicate(timeout=TIMEOUT_S) for worker in workers]
-        assert [worker.returncode for worker in workers] == [0] * len(workers), said
-        return [out for out, _ in said], [_sent_bytes(net, host) for host in range(len(layout))]
-
-
-def _sent_bytes(net: hosts.EmulatedHosts, host: int) -> int:
-    counter = f"/sys/class/net/{net.interface(host)}/statistics/tx_bytes"
-    shown = subprocess.run(
-        [*net.command_prefix(host), "cat", counter], capture_output=True, text=True, check=True
-    )
-    return int(shown.stdout)
+    summary = json.loads(said[0])
+    return Run(out=folder / "run", workers=len(said), summary=summary, sent_bytes=ended.sent_bytes)
 
 
 def test_hosts_are_found(emulated: Run) -> None:
@@ -151,7 +110,7 @@ def test_layers_skipped_at_random_and_clipping_give_the_same_on_3_and_1_workers_
     tmp_path: Path,
 ) -> None:
     (tmp_path / "skipping.py").write_text(SKIPPING)
-    _run_on((3, 1), ["launch", "skipping.py", "hosts.pt"], tmp_path)
+    run_on_hosts(["launch", "skipping.py", "hosts.pt"], places((3, 1)), tmp_path)
     done = run([str(BIN / "manyhands"), "launch", "--workers", "4", "skipping.py", "alone.pt"], tmp_path)
     assert done.code == 0, done.err
     ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("hosts.pt", "alone.pt"))
@@ -176,8 +135,8 @@ def test_strategies_with_replicas_of_their_own(
 ) -> None:
     """Hosts are groups, and sums go on in the background between hosts as well."""
     words = ["train", "--model", "mlp:hidden=64", "--steps", "7", "--batch", "16", "--strategy"]
-    said, _ = _run_on(layout, [*words, strategy, "--json", "--out", "run"], tmp_path)
-    assert json.loads(said[0])["hosts"] == 2
+    ended = run_on_hosts([*words, strategy, "--json", "--out", "run"], places(layout), tmp_path)
+    assert json.loads(ended.said[0])["hosts"] == 2
     alone = tmp_path / "alone"
     alone.mkdir()
     command = [str(BIN / "manyhands"), *words, the_same_on_one_host, "--threads", "1"]

@@ -1,23 +1,18 @@
 """Strategies that do not wait, or meet in pairs, over emulated hosts and with uneven data: nobody hangs, all agree."""
 
-import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manyhands.cluster.launchers import local
 from manyhands.lab import hosts
-from tests.end_to_end.commands import TIMEOUT_S, clean_environment
+from tests.end_to_end.on_hosts import places, run_on_hosts
 
 WHY_NOT = hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 LAYOUT = (2, 1)  # workers by host
-PORT = 29400  # free: every emulated host has all its ports to itself
 
 # Every strategy in turn, in one world; worker 1 has no data at all and the other host has much more than the first.
 SCRIPT = """
@@ -78,29 +73,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every worker said, by rank."""
     script = Path(tmp_path_factory.mktemp("hosts")) / "script.py"
     script.write_text(f"STRATEGIES = {STRATEGIES}\n{SCRIPT}")
-    host_of = [host for host, count in enumerate(LAYOUT) for _ in range(count)]
-    with contextlib.ExitStack() as stack:
-        net = stack.enter_context(hosts.EmulatedHosts(len(LAYOUT)))
-        workers = []
-        for rank, host in enumerate(host_of):
-            environ = clean_environment(
-                **{
-                    local.RANK: str(rank),
-                    local.SIZE: str(len(host_of)),
-                    local.STORE: f"{net.address(0)}:{PORT}",
-                }
-            )
-            command = [*net.command_prefix(host), sys.executable, str(script)]
-            worker = stack.enter_context(
-                subprocess.Popen(
-                    command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-                )
-            )
-            stack.callback(worker.kill)
-            workers.append(worker)
-        outputs = [worker.communicate(timeout=TIMEOUT_S) for worker in workers]
-        assert [worker.returncode for worker in workers] == [0] * len(workers), outputs
-    return [json.loads(out) for out, _ in outputs]
+    ended = run_on_hosts([str(script)], places(LAYOUT), script.parent)
+    return [json.loads(said) for said in ended.said]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

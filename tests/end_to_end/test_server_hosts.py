@@ -1,8 +1,6 @@
 """Servers on emulated hosts: beside workers, among them, or on hosts of their own; the result is that of one host."""
 
-import contextlib
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +8,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import SERVERS
 from manyhands.lab import hosts
-from tests.end_to_end.commands import BIN, TIMEOUT_S, clean_environment, parameters, run
-from tests.end_to_end.test_hosts import PARAMETER_BYTES, PORT, TRAIN, _sent_bytes
+from tests.end_to_end.commands import BIN, parameters, run
+from tests.end_to_end.on_hosts import run_on_hosts
+from tests.end_to_end.test_hosts import PARAMETER_BYTES, TRAIN
 
 WHY_NOT = hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -36,38 +33,10 @@ def train(
     folder: Path, workers: list[int], servers: list[int], strategy: str, words: list[str] = TRAIN
 ) -> Ended:
     """Each worker and each server on the host of that number."""
-    places = [*workers, *servers]
     folder.mkdir(exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        net = stack.enter_context(hosts.EmulatedHosts(max(places) + 1))
-        processes = []
-        for rank, host in enumerate(places):
-            environ = clean_environment(
-                **{
-                    local.RANK: str(rank),
-                    local.SIZE: str(len(places)),
-                    local.STORE: f"{net.address(0)}:{PORT}",
-                    SERVERS: str(len(servers)),
-                }
-            )
-            asked = ["--strategy", strategy, "--servers", str(len(servers)), "--json", "--out", "run"]
-            command = [*net.command_prefix(host), str(BIN / "manyhands"), *words, *asked]
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            processes.append(process)
-        said = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-        assert [process.returncode for process in processes] == [0] * len(processes), said
-        sent_bytes = [_sent_bytes(net, host) for host in range(net.count)]
-    return Ended(out=folder / "run", summary=json.loads(said[0][0]), sent_bytes=sent_bytes)
+    asked = ["--strategy", strategy, "--servers", str(len(servers)), "--json", "--out", "run"]
+    ended = run_on_hosts([*words, *asked], [*workers, *servers], folder, servers=len(servers))
+    return Ended(out=folder / "run", summary=json.loads(ended.said[0]), sent_bytes=ended.sent_bytes)
 
 
 @pytest.mark.parametrize(
