@@ -18,7 +18,7 @@ from manyhands.cluster.seat import Seat
 from manyhands.errors import PeerLost, UsageError
 
 MEETING_TIMEOUT_S = 300.0
-REGROUPING_S = 10.0  # all were heard of a moment ago: whoever has not come by then will not
+REGROUPING_S = 30.0  # all were heard of a moment ago: whoever has not come by then will not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +139,3 @@ def _open_memory(address: str) -> int | None:
         pass
     os.close(found)
     return None
-
-
-def address_towards(address: str) -> str:
-    """The address of this host that it would use to reach another."""
-    try:
-        family, _, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # no packet is sent: the kernel only chooses the route
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UsageError(f"there is no way from here to {address} ({error}); check the network") from None

@@ -1,5 +1,6 @@
 """All workers of a run: who shares a host with whom, and how everybody meets."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from manyhands.cluster.hosts import REGROUPING_S, address_towards, find_neighbours
+from manyhands.cluster.addresses import address_towards
+from manyhands.cluster.hosts import REGROUPING_S, find_neighbours
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.comm.between import BetweenHosts, lane_count
 from manyhands.comm.comm import Comm
@@ -48,7 +50,7 @@ class World:
         self._far_group: Any = None
         self._owns_group = False
         self._wires = wires or Wires()
-        with self._wires.drawing():
+        with self._wires.drawing() if seat.store else contextlib.nullcontext():
             self.neighbours = find_neighbours(seat, store)
         self._store: Any = self.neighbours.store
         self.hosts: tuple[tuple[int, ...], ...] = self.neighbours.workers(seat)
@@ -154,12 +156,8 @@ class World:
             patience_s=REGROUPING_S if self.seat.address else MEETING_S,
         )
 
-    def leave(self) -> None:
-        """Wait for no other host any more, nor keep any waiting; nothing can be exchanged after this."""
-        self._wires.cut()
-
     def close(self) -> None:
-        if len(self.hosts) > 1 or self._owns_group:
+        if (len(self.hosts) > 1 and not self._wires.is_cut) or self._owns_group:
             # Gloo's threads drop Python objects of finished sums and need the interpreter for it, while taking
             # a group down holds the interpreter and waits for those threads: let them finish first.
             time.sleep(0.05)

@@ -116,7 +116,8 @@ class BetweenHosts(Comm):
 
 
 class _Started(Sums):
-    """Each span leaves as soon as its host has it; results are taken in the order in which they left."""
+    """Each span leaves as soon as its host has it; results are taken in the order in which they left, or, where the
+    replica is gated, when all have come."""
 
     def __init__(self, comm: BetweenHosts, replica: Spanned) -> None:
         super().__init__(comm, replica)
@@ -129,10 +130,15 @@ class _Started(Sums):
         self._under_way.append((span, self._comm.start_lane(vector, self._replica.lane(span))))
 
     def __iter__(self) -> Iterator[Any]:
+        gated = self._replica.gated
         for span, wait in self._under_way:
             with telemetry.timed("exchange"):
                 wait()
-            yield span
+            if not gated:
+                yield span
+        if gated:
+            self._replica.receive()
+            yield from (span for span, _ in self._under_way)
 
 
 def _started(group: Any, vector: Tensor, operation: Any = dist.ReduceOp.SUM) -> Any:

@@ -65,9 +65,9 @@ def give_back_state(replica: Replica, tensors: Mapping[str, Tensor], states: Sta
             replica.optimizer.state[param][name] = value
 
 
-def from_first(vector: Tensor, replica: Replica, comm: Comm) -> None:
+def from_first(vector: Tensor, replica: Replica, comm: Comm, source: int = 0) -> None:
     if vector.numel() and replica.leads:
-        comm.copy_(vector)
+        comm.copy_(vector, source)
 
 
 def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:

@@ -73,7 +73,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 def main() -> None:
     folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-    number = int(os.environ["MANYHANDS_RANK"])
+    number = int(os.environ.get("MANYHANDS_NUMBER") or os.environ["MANYHANDS_RANK"])
     log = (folder / f"log-{number}.jsonl").open("a", buffering=1)
 
     def note(**row: Any) -> None:
