@@ -90,6 +90,15 @@ def membership(environ: Mapping[str, str]) -> Member | None:
     return member
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a worker gets to the others of a generation: its connections, and, for the first of them, the place where all
+    meet."""
+
+    wires: Wires
+    store: Any
+
+
 def first_world(member: Member) -> World:
     """The world of the first generation that this worker is in."""
     seat = own_seat()
@@ -103,19 +112,21 @@ def first_world(member: Member) -> World:
             member.on_over()
 
 
-def _turn(seat: Seat, member: Member, **state: Any) -> tuple[Turn, Any]:
-    """Wait for the next generation; should this worker be the first of it, it has the place where all can meet."""
-    store = open_meeting_place(seat.address) if seat.address else None
-    place = f"{seat.address}:{store.port}" if store is not None else ""
+def _turn(seat: Seat, member: Member, **state: Any) -> tuple[Turn, Way]:
+    """Wait for the next generation."""
+    wires, store, place = Wires(member.coordinator), None, ""
+    if seat.address:  # it may become the first of several hosts
+        with wires.drawing():
+            store = open_meeting_place(seat.address)
+        place = f"{seat.address}:{store.port}"
     turn = member.next(place=place, **state)
-    return turn, store if turn.members[0] == member.number else None
+    return turn, Way(wires, store if turn.members[0] == member.number else None)
 
 
-def _world(seat: Seat, member: Member, turn: Turn, store: Any) -> World:
-    wires = Wires(member.coordinator)
-    member.on_over = wires.cut
+def _world(seat: Seat, member: Member, turn: Turn, way: Way) -> World:
+    member.on_over = way.wires.cut
     member.check()  # it may have been over before we could be told
-    return World(_seat(seat, member, turn), member.check, wires, store)
+    return World(_seat(seat, member, turn), member.check, way.wires, way.store)
 
 
 def surviving(session: "Session", attempt: Callable[[], T]) -> T:
@@ -131,7 +142,7 @@ def surviving(session: "Session", attempt: Callable[[], T]) -> T:
 
 def _recover(session: "Session", member: Member, cause: Exception) -> None:
     with telemetry.timed("recover"):
-        turn, store = _next(session, member)
+        turn, way = _next(session, member)
         dead = set(turn.gone)
         while True:
             try:
@@ -139,12 +150,12 @@ def _recover(session: "Session", member: Member, cause: Exception) -> None:
                     _settle(session, turn)
                 else:
                     session.transaction = None  # the others have gone on without it
-                enter(session, turn, store)
+                enter(session, turn, way)
                 break
             except PeerLost:
                 if session.is_set_up:
                     session.replica.take_back()
-                turn, store = _next(session, member)
+                turn, way = _next(session, member)
                 dead |= set(turn.gone)
     telemetry.event(
         "generation",
@@ -156,13 +167,13 @@ def _recover(session: "Session", member: Member, cause: Exception) -> None:
     )
 
 
-def _next(session: "Session", member: Member) -> tuple[Turn, Any]:
+def _next(session: "Session", member: Member) -> tuple[Turn, Way]:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
     member.on_over()  # those on other hosts who still wait for this one
     members = session.world.seat.members
     lost = tuple(members[rank] for rank in session.world.host.gone()) if members else ()
     in_step = session.transaction is not None and session.replica.steps_together
-    turn, store = _turn(
+    turn, way = _turn(
         session.world.seat,
         member,
         has_state=session.is_set_up and session.has_state,
@@ -176,7 +187,7 @@ def _next(session: "Session", member: Member) -> tuple[Turn, Any]:
             session.servers.drop()
         session.leave_run()
         sys.exit(local.EXIT_LEFT)
-    return turn, store
+    return turn, way
 
 
 def _settle(session: "Session", turn: Turn) -> None:
@@ -247,14 +258,14 @@ def _repair(session: "Session", turn: Turn) -> int:
     return session.steps_here
 
 
-def enter(session: "Session", turn: Turn | None, store: Any = None) -> None:
+def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None:
     """Be in a generation, with everything that was before it; all its members do this together."""
     member, old_world = session.member, session.world
     old = session.replica if session.is_set_up and session.has_state else None
     world = old_world
     if turn is not None and turn.generation > old_world.seat.generation:
-        assert member is not None
-        world = _world(old_world.seat, member, turn, store)
+        assert member is not None and way is not None
+        world = _world(old_world.seat, member, turn, way)
         if world.rank >= turn.heirs:
             session.has_state, old = False, None
     rows = world.exchange([float(old is not None), float(session.calls), float(session.commits)])

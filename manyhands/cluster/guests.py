@@ -14,6 +14,7 @@ from manyhands.cluster.control import NUMBERS, HostHere, HostThere
 from manyhands.cluster.roster import Roster
 
 SILENCE_S = 3.0
+SUSPICIOUS_S = 1.0  # where others have noticed that something is wrong: a connection was closed on them
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,8 +86,9 @@ class Guests:
     def find_vanished(self, now_s: float) -> list[int]:
         """Give up the workers of hosts that have fallen silent; returns them."""
         lost: list[int] = []
+        limit_s = SUSPICIOUS_S if self._roster.is_left else SILENCE_S
         for number, guest in self._guests.items():
-            if guest.is_here and now_s - guest.heard_s > SILENCE_S:
+            if guest.is_here and now_s - guest.heard_s > limit_s:
                 guest.is_here = False
                 guest.stalled.clear()
                 members = [member for member in self._roster.live if member // NUMBERS == number]

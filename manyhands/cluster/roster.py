@@ -70,11 +70,12 @@ class Roster:
         if here.generation < self.generation:
             return Over(generation=here.generation, gone=())  # it was given up: it may come again
         missing = tuple(one for one in self.seated if one in self.gone)
-        if missing or self._is_left():
+        if missing or self.is_left:
             return Over(generation=self.generation, gone=missing)
         return Change(generation=self.generation) if self._wants_change() else None
 
-    def _is_left(self) -> bool:
+    @property
+    def is_left(self) -> bool:
         """Whether one of this generation has left it: whoever waits for that one now waits in vain."""
         here = [self.heard[member] for member in self.live if member in self.heard]
         return any(one.waits and one.generation == self.generation for one in here)

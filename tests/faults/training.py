@@ -105,8 +105,10 @@ def main() -> None:
     for _ in range(settings.get("epochs", 2)):
         for batch in session.batches(data, batch_size=8):
             note(kind="step", step=session.steps + 1, ids=[] if digits else batch[2].tolist())
+            takeovers = session.takeovers
             session.step(batch)
-            note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
+            if session.takeovers == takeovers:  # else the others have gone on without this worker's batch
+                note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
         if not digits:
             note(kind="evaluated", loss=session.evaluate(data)["loss"], epoch=session.epoch)
     accuracy = (
