@@ -38,6 +38,7 @@ class Attendance:
         self._ended: dict[int, str] = {}
         self._failed = ""
         self._has_finished = False
+        self._heirs: set[int] = set()  # those who have been in the run
         self._due: list[tuple[float, int]] = []
         self._replaced = 0
         self.host = -1
@@ -108,7 +109,9 @@ class Attendance:
             self._failed = f"worker {self.first_number + worker.rank} {how}"[:400]
 
     def goes_on(self) -> bool:
-        """Whether any worker runs or will."""
+        """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""
+        if self._has_finished:
+            return any(self.first_number + worker.rank in self._heirs for worker in self._crew.running)
         return bool(self._crew.busy or self._due)
 
     @property
@@ -159,6 +162,7 @@ class Attendance:
         if isinstance(said, HostThere):
             self.host = said.host
             self._heard_s = time.monotonic()
+            self._heirs |= set(said.seated)
             for worker in self._crew.running if said.stalled else ():
                 if self.first_number + worker.rank in said.stalled:
                     worker.signal(signal.SIGKILL)

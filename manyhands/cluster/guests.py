@@ -68,7 +68,8 @@ class Guests:
                 self._expect()
                 self._roster.end(member)
         self._expect()
-        return HostThere(host=number, stalled=tuple(sorted(guest.stalled)))
+        seated = tuple(member for member in self._roster.seated if member // NUMBERS == number)
+        return HostThere(host=number, stalled=tuple(sorted(guest.stalled)), seated=seated)
 
     def _number(self, said: HostHere) -> int:
         """A coordinator that was started again learns the numbers from the launchers."""

@@ -58,7 +58,7 @@ class Member:
         self._host = host
         self.on_over: Callable[[], None] = lambda: None  # called by the thread when this generation has ended
         self.turn: Turn | None = None
-        self._state = _State(generation=-1 if is_new else 0, turn=None, waits=is_new)
+        self._state = _State(generation=-1 if is_new else 0, turn=None, waits=False)
         self._is_leaving = False
         self._over: tuple[int, ...] | None = None
         self._change = False

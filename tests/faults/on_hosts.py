@@ -1,7 +1,8 @@
 """Runs on emulated hosts, with faults. A fault is data, `(where, when, kind)`, and the run says whether it fired.
 
-`when` is seconds after the first step. `where` is a worker's number for the kind `kill`; a host for `host` (every process
-of it is killed), `vanish` (the same, with its cable pulled first), and, with `for_s`, for `cut`; and several hosts for `part`.
+`when` is seconds after the first step. `where` is for the kind `kill` a host and a worker of it; a host for `host` (every
+process of it is killed) and `vanish` (the same, with its cable pulled first); and hosts, for some seconds, for `cut` (each from
+all others) and `part` (these from the others).
 """
 
 import json
@@ -26,7 +27,7 @@ PATIENCE_S = 110.0
 class Fault:
     """One place, one moment, one kind."""
 
-    where: int | tuple[int, ...]
+    where: tuple[int, ...]
     when: float
     kind: str = "kill"
     for_s: float = 0.0
@@ -56,8 +57,8 @@ def run(
     script = [str(harness.SCRIPT), str(folder), json.dumps({"faults": [], **settings})]
     with ExitStack() as stack:
         net = stack.enter_context(EmulatedHosts(len(layout)))
-        stack.callback(_kill_all, net)
         launchers: list[subprocess.Popen[bytes]] = []
+        stack.callback(_end, net, launchers)
         out = folder / "run"
 
         def launch(host: int, *words: str) -> None:
@@ -74,9 +75,9 @@ def run(
         _wait_for((out / "join.json").exists)
         for host, workers in enumerate(layout[1:], start=1):
             launch(host, "--join", str(out), "--workers", str(workers))
-        fired = _watch(net, launchers, folder, list(faults))
+        fired = _watch(net, launchers, folder, layout, list(faults))
         said = (folder / "said-0").read_text()
-        doomed = {fault.where for fault in fired if fault.kind in ("host", "vanish")}
+        doomed = {host for fault in fired if fault.kind in ("host", "vanish") for host in fault.where}
         codes = {host: one.wait(20) for host, one in enumerate(launchers) if host not in doomed}
         assert set(codes.values()) == {0}, (codes, [(folder / f"said-{h}").read_text()[-3000:] for h in codes])
         left = [pid for host in range(len(layout)) for pid in net.processes(host)]
@@ -88,9 +89,15 @@ def run(
 
 
 def _watch(
-    net: EmulatedHosts, launchers: list[subprocess.Popen[bytes]], folder: Path, pending: list[Fault]
+    net: EmulatedHosts,
+    launchers: list[subprocess.Popen[bytes]],
+    folder: Path,
+    layout: Sequence[int],
+    pending: list[Fault],
 ) -> list[Fault]:
-    """Until the first launcher has ended; does what is due meanwhile."""
+    """Until the first launcher has ended; does what is due meanwhile, and says when that is all and everyone is back."""
+    events = folder / "run" / "events" / "launcher.jsonl"
+    back = sum(layout[1:]) + sum(layout[host] for one in pending if one.for_s for host in one.where)
     fired: list[Fault] = []
     healing: list[tuple[float, Fault]] = []
     began_s, first_step_s = time.monotonic(), 0.0
@@ -107,21 +114,24 @@ def _watch(
                 healing.append((now + fault.for_s, fault))
         for at_s, fault in [entry for entry in healing if entry[0] <= now]:
             healing.remove((at_s, fault))
-            for host in _hosts(fault):
+            for host in fault.where:
                 net.heal(host)
-        time.sleep(0.02)
+        if not pending and not healing and events.exists() and events.read_text().count('"join"') >= back:
+            (folder / "enough").touch()
+        time.sleep(0.05)
     return fired
 
 
 def _do(net: EmulatedHosts, fault: Fault, folder: Path) -> None:
     if fault.kind == "kill":
-        (pid,) = [log[0]["pid"] for number, log in harness.logs_in(folder).items() if number == fault.where]
-        os.kill(pid, signal.SIGKILL)
+        host, index = fault.where
+        here = net.processes(host)
+        logs = sorted(harness.logs_in(folder).items())
+        os.kill([log[0]["pid"] for _, log in logs if log[0]["pid"] in here][index], signal.SIGKILL)
         return
-    hosts = _hosts(fault)
     if fault.kind == "part":
-        net.part(hosts)
-    for host in hosts:
+        net.part(fault.where)
+    for host in fault.where:
         if fault.kind in ("cut", "vanish"):
             net.cut(host)
         if fault.kind in ("host", "vanish"):
@@ -129,14 +139,12 @@ def _do(net: EmulatedHosts, fault: Fault, folder: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _hosts(fault: Fault) -> tuple[int, ...]:
-    return (fault.where,) if isinstance(fault.where, int) else fault.where
-
-
-def _kill_all(net: EmulatedHosts) -> None:
+def _end(net: EmulatedHosts, launchers: list[subprocess.Popen[bytes]]) -> None:
     for host in range(net.count):
         for pid in net.processes(host):
             os.kill(pid, signal.SIGKILL)
+    for launcher in launchers:
+        launcher.wait()
 
 
 def _wait_for(condition: Any) -> None:

@@ -87,7 +87,9 @@ def main() -> None:
         # For workers that are loading PyTorch; and, before it is too late for that, for those that are to die.
         is_waiting = session.world.size < settings.get("until", 0)
         is_early = session.epoch > 0 and session.world.size > settings.get("down_to", session.world.size)
-        time.sleep(1.0 if is_waiting else 0.3 if is_early else settings.get("pause_s", 0.0))
+        is_enough = (folder / "enough").exists()  # all that was to happen has happened
+        pause_s = 0.0 if is_enough else settings.get("pause_s", 0.0)
+        time.sleep(1.0 if is_waiting else 0.3 if is_early else pause_s)
         for when, kind in list(todo):
             if model.training and session.steps + 1 == when:
                 todo.remove((when, kind))
