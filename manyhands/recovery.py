@@ -199,7 +199,7 @@ def _settle(session: "Session", turn: Turn) -> None:
     if session.served:
         return  # the servers know
     transaction = session.transaction
-    if session.replica.gated and session.replica.steps_together:
+    if session.replica.gated:
         _settle_host(session, turn)
         return
     if turn.last_commits > session.commits:
@@ -218,7 +218,9 @@ def _settle_host(session: "Session", turn: Turn) -> None:
     """What a host can do by itself: finish a step for which it has all sums. Others may have come as far or not, or have
     it behind them; that is seen when hosts meet (`_level`)."""
     transaction, host = session.transaction, session.world.host
-    if transaction is None or host.size == 1:  # one alone has finished the step, or has not begun to change anything
+    if (
+        transaction is None or host.size == 1
+    ):  # one alone has finished the step, or has not begun to change anything
         return
     is_common = session.world.seat.host in turn.in_step
     whole = _repair(session, turn) if is_common else session.replica.begun
@@ -273,12 +275,14 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
     whole = have
     if old is not None:
         old.let_go()
-        if old.gated and old.steps_together:
+        if old.gated:
             _level(session, rows)
     if world.seat.address:
         whole = [bool(row[0]) for row in world.exchange([float(old is not None and not session.is_behind)])]
         if any(have) and not any(whole):
-            raise TornUpdate("no host is left that has the parameters of a whole step; go on from the last checkpoint")
+            raise TornUpdate(
+                "no host is left that has the parameters of a whole step; go on from the last checkpoint"
+            )
     rounds = session.servers.rounds if session.servers else 0
     if session.servers and world is not old_world:
         session.servers.drop()

@@ -144,7 +144,9 @@ def host_count(text: str) -> tuple[int, str]:
         address, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
         taken = int(port) if colon else 0
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of hosts nor like 2@10.0.0.1") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of hosts nor like 2@10.0.0.1"
+        ) from None
     if hosts < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: there must be at least 1 host")
     address = address or outward_address()
@@ -157,7 +159,9 @@ def join_run(address: str, command: list[str], workers: int = 1) -> int:
     if not invite.is_here or invite.takes_hosts:
         return _attend(invite, address, command or invite.command, workers)
     if workers != 1:
-        raise UsageError(f"--workers {workers}: on the host of the run, workers join one by one; leave --workers out")
+        raise UsageError(
+            f"--workers {workers}: on the host of the run, workers join one by one; leave --workers out"
+        )
     memory_fd = invite.open_memory()
     run = Path(address).resolve()
     seen_s = time.monotonic()

@@ -31,5 +31,7 @@ def free_port(address: str) -> int:
         try:
             probe.bind((address, 0))
         except OSError as error:
-            raise UsageError(f"{address} is no address of this host ({error.strerror}); name one of its own") from None
+            raise UsageError(
+                f"{address} is no address of this host ({error.strerror}); name one of its own"
+            ) from None
         return int(probe.getsockname()[1])

@@ -12,7 +12,15 @@ from collections.abc import Callable
 
 import zmq
 
-from manyhands.cluster.control import LARGEST_BYTES, NUMBERS, HostHere, HostThere, Invitation, encode, to_member
+from manyhands.cluster.control import (
+    LARGEST_BYTES,
+    NUMBERS,
+    HostHere,
+    HostThere,
+    Invitation,
+    encode,
+    to_member,
+)
 from manyhands.cluster.crew import Crew, Worker
 from manyhands.cluster.exits import describe_exit, exception_in
 from manyhands.cluster.launchers import local

@@ -191,7 +191,9 @@ class Survival:
             self._guests -= set(host.members)
             told, fields = _timed(report, host.at_s, again)
             names = ", ".join(map(str, host.members))
-            text = f"host {host.address} is gone (nothing was heard of it any more), with worker {names}: {told}"
+            text = (
+                f"host {host.address} is gone (nothing was heard of it any more), with worker {names}: {told}"
+            )
             if len(host.members) > 1:
                 text = text.replace("with worker ", "with workers ")
             known = {"host": host.address, "ranks": host.members, **fields}

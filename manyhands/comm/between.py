@@ -101,9 +101,7 @@ class BetweenHosts(Comm):
         wire = vector.nbytes * len(copies)
         telemetry.count("bytes_sent", wire)
         telemetry.count("bytes_received", wire)
-        works = [
-            _started(group, copy, operation) for copy, group in zip(copies, self._quick, strict=True)
-        ]
+        works = [_started(group, copy, operation) for copy, group in zip(copies, self._quick, strict=True)]
 
         def wait() -> None:
             for work in works:

@@ -118,7 +118,7 @@ class Replica:
         # The state of other optimizers is not all vectors and numbers, and stays with the owners.
         self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
         # Whether no span is updated before the sums of all spans have come from the other hosts.
-        self.gated = gated
+        self.gated = gated and self._host is not None
         self._names, self.parameters = trained(model, optimizer)
         self._device, dtype = one_type(self.parameters)
         # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
@@ -180,7 +180,7 @@ class Replica:
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
             numbers=self._table if self._journaled else None,
-            in_one_pass=self._journaled,
+            in_one_pass=self._journaled or self.gated,  # all hosts alike, whether they have neighbours or not
         )
         self._journal: Journal | None = None
         if self._host and self.updates.numbers is not None:
@@ -194,7 +194,7 @@ class Replica:
                 mine=self._index,
             )
             self._meetings = self._host.progress()
-        self._received = self._host.progress() if self._host and self._workers > 1 and self.gated else None
+        self._received = self._host.progress() if self._host and self.gated and self._workers > 1 else None
 
     def _table(self, rows: int, columns: int) -> Tensor:
         return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)

@@ -79,7 +79,10 @@ def run(
         said = (folder / "said-0").read_text()
         doomed = {host for fault in fired if fault.kind in ("host", "vanish") for host in fault.where}
         codes = {host: one.wait(20) for host, one in enumerate(launchers) if host not in doomed}
-        assert set(codes.values()) == {0}, (codes, [(folder / f"said-{h}").read_text()[-3000:] for h in codes])
+        assert set(codes.values()) == {0}, (
+            codes,
+            [(folder / f"said-{h}").read_text()[-3000:] for h in codes],
+        )
         left = [pid for host in range(len(layout)) for pid in net.processes(host)]
         assert not left, "a process is left"
     logs = harness.logs_in(folder)

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from manyhands.comm.transports.wires import Wires
 
 MEETING_S = 300.0
-STEP_TIMEOUT = timedelta(seconds=1800)  # a peer that died is noticed at once; this is for one that only stopped
+STEP_TIMEOUT = timedelta(
+    seconds=1800
+)  # a peer that died is noticed at once; this is for one that only stopped
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
