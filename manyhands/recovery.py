@@ -215,12 +215,11 @@ def _settle(session: "Session", turn: Turn) -> None:
 
 
 def _settle_host(session: "Session", turn: Turn) -> None:
-    """What a host can do by itself: finish a step for which it has all sums. Others may have come as far or not, or have
-    it behind them; that is seen when hosts meet (`_level`)."""
-    transaction, host = session.transaction, session.world.host
-    if (
-        transaction is None or host.size == 1
-    ):  # one alone has finished the step, or has not begun to change anything
+    """What a host can do by itself: finish a step for which it has all sums. Other hosts may have come as far or not;
+    that is seen when they meet (`_level`)."""
+    transaction = session.transaction
+    # A worker that is alone on its host has finished the step, or has not begun to change anything.
+    if transaction is None or session.world.host.size == 1:
         return
     is_common = session.world.seat.host in turn.in_step
     whole = _repair(session, turn) if is_common else session.replica.begun
@@ -230,7 +229,7 @@ def _settle_host(session: "Session", turn: Turn) -> None:
 
 
 def _level(session: "Session", rows: list[list[float]]) -> None:
-    """Whatever one host has committed counts: those who are behind keep their books as if they had come so far, and take
+    """What one host has committed counts: those who are behind keep their books as if they had come as far, and take
     the parameters from that host."""
     last = max(int(row[2]) for row in rows if row[0])
     if session.commits < last and session.transaction:
@@ -266,7 +265,8 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
     old = session.replica if session.is_set_up and session.has_state else None
     world = old_world
     if turn is not None and turn.generation > old_world.seat.generation:
-        assert member is not None and way is not None
+        assert member is not None
+        assert way is not None
         world = _world(old_world.seat, member, turn, way)
         if world.rank >= turn.heirs:
             session.has_state, old = False, None

@@ -72,8 +72,8 @@ class Attendance:
                     self._hear()
                 if time.monotonic() - self._heard_s > KNOCKING_S:
                     raise ManyhandsError(
-                        f"the run at {self._where} has not answered for {KNOCKING_S:.0f} s; check that it goes on, that "
-                        "its address can be reached from here, and that its join.json is the newest"
+                        f"the run at {self._where} has not answered for {KNOCKING_S:.0f} s; check that it goes on, "
+                        "that its address can be reached from here, and that its join.json is the newest"
                     )
         except BaseException:
             self.__exit__()

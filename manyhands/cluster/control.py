@@ -71,8 +71,8 @@ class HostHere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
 
 class HostThere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """To the launcher of another host: which number it has, which of its members hang and must be ended, and which are in
-    the present generation."""
+    """To the launcher of another host: which number it has, which of its members hang and must be ended, and which are
+    in the present generation."""
 
     host: Number
     stalled: Members = ()

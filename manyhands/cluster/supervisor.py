@@ -130,9 +130,9 @@ def run(
                     mark=host_mark(),
                 )
                 stack.enter_context(published(run_dir, invite))
-            from manyhands.cluster.survival import Survival
+            from manyhands.cluster import survival as surviving  # runs that cannot change do without ZeroMQ
 
-            survival = Survival(
+            survival = surviving.Survival(
                 crew,
                 coordination,
                 elastic,

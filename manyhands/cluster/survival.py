@@ -156,7 +156,7 @@ class Survival:
             self.failed = self.failed or report.failed
             if report.is_over:
                 self._guests.clear()
-                self._has_finished = self._has_finished or report.finished
+                self._has_finished = self._has_finished or (report.finished and self._elastic.hosts > 0)
             if report.generation is not None:
                 self._tell_generation(report)
 
@@ -220,7 +220,7 @@ def _timed(report: Report, at_s: float, again: str) -> tuple[str, dict[str, obje
     noticed_s = max(0.0, report.noticed_s - at_s)
     stood_s = max(0.0, report.resumed_s - at_s)
     text = f"noticed after {noticed_s:.2f} s, {again}, training stood still for {stood_s:.2f} s"
-    fields = {
+    fields: dict[str, object] = {
         "noticed_s": noticed_s,
         "stood_s": stood_s,
         "step": report.step,

@@ -418,9 +418,9 @@ class Replica:
         they were doing.
 
         Makes the replica that of a whole step: of the last one that all workers, the dead included, have brought to
-        the gate (with several hosts: to where the sums of all hosts are here). Returns how many steps that are. Afterwards every survivor alone can tell the whole state. If
-        this raises `PeerLost`, because another worker dies meanwhile, all call it again with all that are gone, and
-        with a higher `attempt`.
+        the gate (with several hosts: to where the sums of all hosts are here). Returns how many steps that are.
+        Afterwards every survivor alone can tell the whole state. If this raises `PeerLost`, because another worker dies
+        meanwhile, all call it again with all that are gone, and with a higher `attempt`.
         """
         assert self._journal, "nobody can finish an update without a journal"
         assert self._host

@@ -93,6 +93,9 @@ class Ran(Logs):
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
 
+    def fields_of(self, kind: str) -> list[dict[str, Any]]:
+        return [event.fields for event in self.of(kind)]
+
 
 def run(
     folder: Path,

@@ -1,8 +1,8 @@
 """Runs on emulated hosts, with faults. A fault is data, `(where, when, kind)`, and the run says whether it fired.
 
-`when` is seconds after the first step. `where` is for the kind `kill` a host and a worker of it; a host for `host` (every
-process of it is killed) and `vanish` (the same, with its cable pulled first); and hosts, for some seconds, for `cut` (each from
-all others) and `part` (these from the others).
+`when` is seconds after the first step. `where` is for the kind `kill` a host and a worker of it; a host for `host`
+(every process of it is killed) and `vanish` (the same, with its cable pulled first); and hosts, for some seconds, for
+`cut` (each from all others) and `part` (these from the others).
 """
 
 import json
@@ -43,6 +43,8 @@ class Ran(harness.Logs):
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]
+
+    fields_of = of
 
 
 def run(
@@ -98,7 +100,7 @@ def _watch(
     layout: Sequence[int],
     pending: list[Fault],
 ) -> list[Fault]:
-    """Until the first launcher has ended; does what is due meanwhile, and says when that is all and everyone is back."""
+    """Until the first launcher has ended; does what is due, and says when that is all and everyone is back."""
     events = folder / "run" / "events" / "launcher.jsonl"
     back = sum(layout[1:]) + sum(layout[host] for one in pending if one.for_s for host in one.where)
     fired: list[Fault] = []

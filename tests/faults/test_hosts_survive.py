@@ -1,4 +1,4 @@
-"""Hosts lose workers, die, vanish and are cut off, and the run goes on where its coordinator is; those who can, come back."""
+"""Hosts lose workers, die, vanish and are cut off; the run goes on where its coordinator is, and who can comes back."""
 
 from pathlib import Path
 

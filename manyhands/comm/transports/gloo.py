@@ -29,15 +29,16 @@ class Network:
 
     def group(self, name: str, ranks: Sequence[int], rank: int) -> Any:
         """A group of these workers, of which this is one; all of them must ask."""
-        options = dist.ProcessGroupGloo._Options()
+        kind: Any = dist.ProcessGroupGloo
+        options = kind._Options()
         interface = os.environ.get(_INTERFACE, "").partition(",")[0]
-        make = dist.ProcessGroupGloo.create_device
+        make = kind.create_device
         options._devices = [make(interface=interface) if interface else make(hostname=self.address)]
         options._timeout = timedelta(seconds=self.patience_s)
         options._threads = 2
         with self.wires.drawing():
             place = dist.PrefixStore(name, self.store)
-            group = dist.ProcessGroupGloo(place, list(ranks).index(rank), len(ranks), options)
+            group = kind(place, list(ranks).index(rank), len(ranks), options)
         group._set_default_timeout(STEP_TIMEOUT)
         return group
 
