@@ -61,6 +61,7 @@ def compose(
         together=strategy.lockstep,
         factored=len(world.hosts) == 1,
         journaled=journaled,
+        gated=journaled and len(world.hosts) > 1,
         lanes=lanes,
         clip_norm=clip_norm,
         agree=comm.copy_ if strategy.synchronous else None,

@@ -190,9 +190,9 @@ class Feed:
             checks=self.checks,
         )
 
-    def take_over(self, record: Record | None, seed: int) -> None:
-        """Be where others are."""
-        self._is_joining = record is not None and record.is_in_loop
+    def take_over(self, record: Record | None, seed: int, *, is_in_it: bool = False) -> None:
+        """Be where others are; `is_in_it` is whether this worker is already in the loop in which they are."""
+        self._is_joining = record is not None and record.is_in_loop and not is_in_it
         if record is None:
             self.ledger = None
             return

@@ -19,10 +19,12 @@ import msgspec
 
 from manyhands import telemetry
 from manyhands.cluster.control import Turn, invitation
+from manyhands.cluster.hosts import open_meeting_place
 from manyhands.cluster.launchers import local
 from manyhands.cluster.member import Member, Regroup
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.cluster.world import GENERATION_BYTES, World
+from manyhands.comm.transports.wires import Wires
 from manyhands.composing import compose
 from manyhands.errors import PeerLost, TornUpdate
 from manyhands.feeding import Record as FeedRecord
@@ -82,22 +84,49 @@ def membership(environ: Mapping[str, str]) -> Member | None:
     if seat.server is not None:
         return None
     number = seat.rank if seat.number is None else seat.number
-    member = Member(invitation(environ[local.INVITATION]), number, is_new=seat.is_new)
+    member = Member(invitation(environ[local.INVITATION]), number, is_new=seat.is_new, host=seat.host)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, lambda *_: member.ask_to_leave())
     return member
 
 
+@dataclass(frozen=True)
+class Way:
+    """How a worker gets to the others of a generation: its connections, and, for the first of them, the place where all
+    meet."""
+
+    wires: Wires
+    store: Any
+
+
 def first_world(member: Member) -> World:
     """The world of the first generation that this worker is in."""
     seat = own_seat()
-    if seat.is_new:
-        seat = _seat(seat, member, member.next())
+    if not seat.is_new:
+        with contextlib.suppress(PeerLost):
+            return World(seat, member.check)
     while True:
         try:
-            return World(seat, member.check)
+            return _world(seat, member, *_turn(seat, member))
         except PeerLost:
-            seat = _seat(seat, member, member.next())
+            member.on_over()
+
+
+def _turn(seat: Seat, member: Member, **state: Any) -> tuple[Turn, Way]:
+    """Wait for the next generation."""
+    wires, store, place = Wires(member.coordinator), None, ""
+    if seat.address:  # it may become the first of several hosts
+        with wires.drawing():
+            store = open_meeting_place(seat.address)
+        place = f"{seat.address}:{store.port}"
+    turn = member.next(place=place, **state)
+    return turn, Way(wires, store if turn.members[0] == member.number else None)
+
+
+def _world(seat: Seat, member: Member, turn: Turn, way: Way) -> World:
+    member.on_over = way.wires.cut
+    member.check()  # it may have been over before we could be told
+    return World(_seat(seat, member, turn), member.check, way.wires, way.store)
 
 
 def surviving(session: "Session", attempt: Callable[[], T]) -> T:
@@ -113,18 +142,20 @@ def surviving(session: "Session", attempt: Callable[[], T]) -> T:
 
 def _recover(session: "Session", member: Member, cause: Exception) -> None:
     with telemetry.timed("recover"):
-        turn = _next(session, member)
+        turn, way = _next(session, member)
         dead = set(turn.gone)
         while True:
             try:
                 if turn.members.index(member.number) < turn.heirs:
                     _settle(session, turn)
-                enter(session, turn)
+                else:
+                    session.transaction = None  # the others have gone on without it
+                enter(session, turn, way)
                 break
             except PeerLost:
                 if session.is_set_up:
                     session.replica.take_back()
-                turn = _next(session, member)
+                turn, way = _next(session, member)
                 dead |= set(turn.gone)
     telemetry.event(
         "generation",
@@ -136,12 +167,15 @@ def _recover(session: "Session", member: Member, cause: Exception) -> None:
     )
 
 
-def _next(session: "Session", member: Member) -> Turn:
+def _next(session: "Session", member: Member) -> tuple[Turn, Way]:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
+    member.on_over()  # those on other hosts who still wait for this one
     members = session.world.seat.members
     lost = tuple(members[rank] for rank in session.world.host.gone()) if members else ()
     in_step = session.transaction is not None and session.replica.steps_together
-    turn = member.next(
+    turn, way = _turn(
+        session.world.seat,
+        member,
         has_state=session.is_set_up and session.has_state,
         commits=session.commits,
         steps=session.steps,
@@ -153,7 +187,7 @@ def _next(session: "Session", member: Member) -> Turn:
             session.servers.drop()
         session.leave_run()
         sys.exit(local.EXIT_LEFT)
-    return turn
+    return turn, way
 
 
 def _settle(session: "Session", turn: Turn) -> None:
@@ -165,6 +199,9 @@ def _settle(session: "Session", turn: Turn) -> None:
     if session.served:
         return  # the servers know
     transaction = session.transaction
+    if session.replica.gated:
+        _settle_host(session, turn)
+        return
     if turn.last_commits > session.commits:
         if transaction and (transaction.is_done or session.replica.is_shared):
             transaction.complete()
@@ -177,13 +214,42 @@ def _settle(session: "Session", turn: Turn) -> None:
     session.transaction = None
 
 
+def _settle_host(session: "Session", turn: Turn) -> None:
+    """What a host can do by itself: finish a step for which it has all sums. Other hosts may have come as far or not;
+    that is seen when they meet (`_level`)."""
+    transaction = session.transaction
+    # A worker that is alone on its host has finished the step, or has not begun to change anything.
+    if transaction is None or session.world.host.size == 1:
+        return
+    is_common = session.world.seat.host in turn.in_step
+    whole = _repair(session, turn) if is_common else session.replica.begun
+    if whole > session.steps_here and not session.is_behind:
+        transaction.complete()
+        session.transaction = None
+
+
+def _level(session: "Session", rows: list[list[float]]) -> None:
+    """What one host has committed counts: those who are behind keep their books as if they had come as far, and take
+    the parameters from that host."""
+    last = max(int(row[2]) for row in rows if row[0])
+    if session.commits < last and session.transaction:
+        steps = session.steps
+        session.transaction.complete()
+        session.is_behind = session.is_behind or session.steps > steps
+    session.transaction = None
+
+
 def _repair(session: "Session", turn: Turn) -> int:
     """Make the replica that workers share that of a whole step; returns how many it has made."""
     replica, members = session.replica, session.world.seat.members
     heirs = turn.members[: turn.heirs]
-    dead = {rank for rank, number in enumerate(members) if number not in heirs}
+    ranks = session.world.host.ranks
+    dead = {index for index, rank in enumerate(ranks) if members[rank] not in heirs}
     if replica.is_journaled:
         return replica.recover(dead, attempt=turn.generation)
+    if len(session.world.hosts) > 1:
+        session.is_behind = bool(dead) and replica.begun > session.steps_here  # torn
+        return replica.begun
     if session.world.size > 1 and replica.begun > session.steps_here:
         name = type(session.optimizer).__name__
         raise TornUpdate(
@@ -193,20 +259,30 @@ def _repair(session: "Session", turn: Turn) -> int:
     return session.steps_here
 
 
-def enter(session: "Session", turn: Turn | None) -> None:
+def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None:
     """Be in a generation, with everything that was before it; all its members do this together."""
     member, old_world = session.member, session.world
     old = session.replica if session.is_set_up and session.has_state else None
     world = old_world
     if turn is not None and turn.generation > old_world.seat.generation:
         assert member is not None
-        world = World(_seat(old_world.seat, member, turn), member.check)
+        assert way is not None
+        world = _world(old_world.seat, member, turn, way)
         if world.rank >= turn.heirs:
             session.has_state, old = False, None
-    rows = world.exchange([float(old is not None), float(session.calls)])
+    rows = world.exchange([float(old is not None), float(session.calls), float(session.commits)])
     have = [bool(row[0]) for row in rows]
+    whole = have
     if old is not None:
         old.let_go()
+        if old.gated:
+            _level(session, rows)
+    if world.seat.address:
+        whole = [bool(row[0]) for row in world.exchange([float(old is not None and not session.is_behind)])]
+        if any(have) and not any(whole):
+            raise TornUpdate(
+                "no host is left that has the parameters of a whole step; go on from the last checkpoint"
+            )
     rounds = session.servers.rounds if session.servers else 0
     if session.servers and world is not old_world:
         session.servers.drop()
@@ -227,7 +303,7 @@ def enter(session: "Session", turn: Turn | None) -> None:
         session.transaction = None
     if any(have):
         if replica.lent is None:
-            inherit(replica, old, comm, world, have)
+            inherit(replica, old if whole[world.rank] else None, comm, world, whole)
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
         source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
         told = world.gather(_record(session) if world.rank == source else b"")[source]
@@ -266,6 +342,8 @@ def _seat(seat: Seat, member: Member, turn: Turn) -> Seat:
         members=turn.members,
         generation=turn.generation,
         is_new=False,
+        hosts=turn.hosts if seat.address else (),
+        store=turn.place if seat.address else None,
     )
 
 
@@ -307,7 +385,9 @@ def _take_over(session: "Session", record: Record) -> None:
     session.place, session.extra = Path(record.place) if record.place else None, record.extra
     session.cadence.mark(steps=record.saved_steps, epochs=record.saved_epochs)
     session.measured = {name: float("nan") if v is None else v for name, v in record.measured.items()}
-    session.feed.take_over(record.feed, record.seed)
+    is_in_it = session.feed.data is not None and session.calls == record.calls
+    session.feed.take_over(record.feed, record.seed, is_in_it=is_in_it)
+    session.takeovers += 1
     for group, saved in zip(session.optimizer.param_groups, record.groups, strict=True):
         group.update({key: like(value, group.get(key)) for key, value in saved.items()})
     if session.scheduler is not None and record.scheduler is not None:

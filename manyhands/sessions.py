@@ -199,6 +199,10 @@ class Session:
         self._change_is_due = False
         self._replica: Replica | None = None
         self.has_state = True  # not where the others have gone on without this worker
+        self.is_behind = (
+            False  # whether the replica lacks a step that counts, or is torn: another host's must be taken
+        )
+        self.takeovers = 0  # how often this worker has become what another one was
         recovery.surviving(self, self._enter_first)
         telemetry.event("start", workers=self.world.size, strategy=strategy, placement=placement)
 
@@ -213,7 +217,7 @@ class Session:
         self.world, self.comm, self.servers = world, comm, servers
         self.saver.world = world
         self._replica = replica
-        self.has_state = True
+        self.has_state, self.is_behind = True, False
         self._change_is_due = False
         self.steps_here = 0
         self._progress = None if self.strategy.lockstep else world.host.progress()
@@ -259,11 +263,12 @@ class Session:
 
     def _step(self, parts: list[tuple[Any, int]], batches: int, places: Ranges) -> Callable[[], float]:
         """What has to be tried until it is done: this step."""
-        steps = self.steps
+        steps, takeovers = self.steps, self.takeovers
 
         def attempt() -> float:
             self._clock.start()
-            if self.steps > steps:  # it counted after all
+            # It counted after all, or others have used these samples meanwhile.
+            if self.steps > steps or self.takeovers > takeovers:
                 return self.last_loss
             if not self.strategy.lockstep:
                 self._look_up()
@@ -676,7 +681,10 @@ class Session:
 
         with self._transaction(finish, together=True):
             self.strategy.agree(self.replica, self.comm)
-            self.world.host.barrier()
+            if self.member:
+                self.world.exchange([])  # hosts, too, must not be more than this apart
+            else:
+                self.world.host.barrier()
 
     # Saving and resuming
 

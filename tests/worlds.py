@@ -173,7 +173,7 @@ def join_gloo(rank: int, size: int, folder: Path) -> C10dTransport:
     store = dist.FileStore(str(folder / "store"), size)
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    return C10dTransport(None)
+    return C10dTransport(dist.group.WORLD)
 
 
 def run_gloo(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from manyhands.cli.running import (
     again_terms,
     check_workers,
     elastic_terms,
+    host_count,
     join_run,
     make_directory,
     new_run,
@@ -30,6 +31,8 @@ examples:
   manyhands launch --out runs/mine script.py          events, checkpoints and summary go there
   manyhands launch --workers 2:6 --out runs/mine script.py    2 workers, and others may join ...
   manyhands launch --join runs/mine                           ... like this
+  manyhands launch --hosts 2@10.0.0.1 --out runs/mine script.py    on two hosts: this one ...
+  manyhands launch --join runs/mine --workers 2                    ... and, there, with a copy of runs/mine/join.json
 
 the script keeps its loop; only the step changes:
   import manyhands as mh
@@ -73,6 +76,12 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--join", metavar="DIR", help="be one more worker of the run in that directory; the key is in it"
     )
+    parser.add_argument(
+        "--hosts",
+        type=host_count,
+        metavar="N",
+        help="begin when N hosts have come, the others by --join; 2@10.0.0.1 says at which address",
+    )
     parser.add_argument("script", metavar="script.py", nargs="?", help="your script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments")
     parser.set_defaults(run=run)
@@ -80,7 +89,8 @@ def add_to(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.join is not None:
-        return join_run(options.join, [options.script, *options.arguments] if options.script else [])
+        command = [options.script, *options.arguments] if options.script else []
+        return join_run(options.join, command, options.workers[0] if options.workers else 1)
     if options.script is None:
         raise UsageError("name the script to run, as in manyhands launch script.py")
     script = Path(options.script)
@@ -99,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
         return run_workers(
             command,
             run=out,
-            elastic=elastic_terms(strategies.parse(options.strategy), mesh, most, None),
+            elastic=elastic_terms(strategies.parse(options.strategy), mesh, most, None, options.hosts),
             again=again_terms(mesh, command, [], None),  # scripts resume by themselves
             workers=workers,
             threads=options.threads,

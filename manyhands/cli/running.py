@@ -16,6 +16,8 @@ from manyhands.cli.again import Again
 from manyhands.cli.progress import Progress
 from manyhands.cluster import coordination, cores, supervisor
 from manyhands.cluster import invite as invites
+from manyhands.cluster.addresses import address_towards, free_port, outward_address
+from manyhands.cluster.control import NUMBERS
 from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.events import Event
 from manyhands.cluster.launchers import local
@@ -95,19 +97,37 @@ def with_servers(seat: Seat, asked: int | None) -> Seat:
 
 
 def elastic_terms(
-    strategy: strategies.Strategy, mesh: Mesh, most: int, replace: int | None
+    strategy: strategies.Strategy,
+    mesh: Mesh,
+    most: int,
+    replace: int | None,
+    hosts: tuple[int, str] | None = None,
 ) -> Elastic | None:
     """How the run may change while it goes on; None if it has to end when a worker dies."""
     workers = mesh.workers
-    if mesh.members > 1 and most > workers:
+    if mesh.members > 1 and (most > workers or hosts is not None):
         raise UsageError(
             f"{workers} workers have parts of replicas, and others cannot join them; use --workers {workers}"
+            + (" without --hosts, or torchrun, mpirun or Slurm" if hosts else "")
+        )
+    stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
+    if hosts is not None:
+        if not strategy.survives or not strategy.lockstep or strategy.rule is not None:
+            raise UsageError(
+                f"--hosts is for strategies whose workers take every step together and need no servers, and "
+                f"{strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
+            )
+        return Elastic(
+            most=most if most > workers else NUMBERS,
+            replace=REPLACE if replace is None else replace,
+            stall_s=stall_s,
+            hosts=hosts[0],
+            address=hosts[1],
         )
     if not strategy.survives or mesh.members > 1 or most == 1:
         return None
     if strategy.rule is not None:
         most = workers  # the memory that workers share with servers has room for no more
-    stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
     return Elastic(most=most, replace=REPLACE if replace is None else replace, stall_s=stall_s)
 
 
@@ -131,9 +151,32 @@ def worker_range(text: str) -> tuple[int, int]:
     return least, most
 
 
-def join_run(address: str, command: list[str]) -> int:
-    """Be one more worker of a run on this host, until it ends."""
+def host_count(text: str) -> tuple[int, str]:
+    """`2`, or `2@10.0.0.1` or `2@10.0.0.1:29400` to say at which address and port of this host the others join."""
+    number, _, place = text.partition("@")
+    try:
+        hosts = int(number)
+        address, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
+        taken = int(port) if colon else 0
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of hosts nor like 2@10.0.0.1"
+        ) from None
+    if hosts < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: there must be at least 1 host")
+    address = address or outward_address()
+    return hosts, f"{address}:{taken or free_port(address)}"
+
+
+def join_run(address: str, command: list[str], workers: int = 1) -> int:
+    """Be one more worker, or some, of a run on this host or another, until it ends."""
     invite = invites.read(address)
+    if not invite.is_here or invite.takes_hosts:
+        return _attend(invite, address, command or invite.command, workers)
+    if workers != 1:
+        raise UsageError(
+            f"--workers {workers}: on the host of the run, workers join one by one; leave --workers out"
+        )
     memory_fd = invite.open_memory()
     run = Path(address).resolve()
     seen_s = time.monotonic()
@@ -166,6 +209,39 @@ def join_run(address: str, command: list[str]) -> int:
         )
     finally:
         os.close(memory_fd)
+    return _end(outcome)
+
+
+def _attend(invite: invites.Invite, directory: str, command: list[str], workers: int) -> int:
+    """This host's workers in a run whose launcher is on another; on the same one they do as if it were another."""
+    place = invite.invitation.endpoint.partition("://")[2]
+    if not invite.takes_hosts:
+        raise UsageError(
+            f"the run in {directory} is on another host and has room on its own alone; start it with --hosts 2"
+        )
+    from manyhands.cluster.attendance import Attendance
+
+    own = address_towards(place.rpartition(":")[0])
+    make_directory(Path(directory))
+    with Attendance(invite.invitation, address=own, workers=workers, replace=REPLACE) as attendance:
+        outcome = supervisor.run(
+            command,
+            workers=workers,
+            layout=cores.layout(workers),
+            environ={
+                local.INVITATION: invite.invitation.text(),
+                **coordination.host_environ(attendance.host, own),
+                **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
+            },
+            run_dir=Path(directory).resolve(),
+            load="manyhands.sessions",
+            on_tick=lambda: None,
+            on_line=lambda rank, line: print(
+                f"[worker {attendance.first_number + rank}] {line}", file=sys.stderr, flush=True
+            ),
+            attendance=attendance,
+            ask=signal.SIGUSR1,  # the workers of this host: the run goes on without them
+        )
     return _end(outcome)
 
 

@@ -12,8 +12,11 @@ from manyhands.errors import UsageError
 
 Number = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 Members = Annotated[tuple[Number, ...], msgspec.Meta(max_length=4096)]
+Place = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=512)]
 
 LARGEST_BYTES = 1 << 20
+NUMBERS = 1000  # of members that a host may have in the course of a run: those of host 2 begin with 2000
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -26,7 +29,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     steps: Number  # and how many steps that were
     gone: Members  # since the generation before
     left: Members  # of their own accord
-    in_step: bool = False  # whether all who have the state were in the same step
+    in_step: Members = ()  # the hosts on which all who have the state were in the same step
+    hosts: Members = ()  # of the members, in the order of their ranks
+    place: Place = ""  # where they meet, if they are on several hosts
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -44,12 +49,34 @@ class Here(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     )
     leaving: bool = False  # whether it wants to be left out of the next
     lost: Members = ()  # members that it has seen to be gone
+    host: Number = 0  # on which it is
+    place: Place = ""  # where the next generation can meet, if this member is the first of it
 
 
 class Bye(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """From a member that has finished."""
 
     member: Number
+
+
+class HostHere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """From the launcher of another host, several times a second."""
+
+    token: Text  # made by that launcher: a message that comes twice is not two hosts
+    host: Number  # the number that it was given; -1: none yet
+    address: Place  # by which the other hosts reach it
+    workers: Number  # that it begins with
+    ended: tuple[tuple[Number, Text], ...] = ()  # its members that have ended, and how
+    failed: Text = ""  # why the run cannot go on, if it cannot
+
+
+class HostThere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """To the launcher of another host: which number it has, which of its members hang and must be ended, and which are
+    in the present generation."""
+
+    host: Number
+    stalled: Members = ()
+    seated: Members = ()
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -71,8 +98,8 @@ class No(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     reason: str
 
 
-FromMember = Here | Bye
-ToMember = Turn | Over | Change | No
+FromMember = Here | Bye | HostHere
+ToMember = Turn | Over | Change | No | HostThere
 
 _NOT_A_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -100,6 +127,7 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach the coordinator: where it is, its public key, and the key by which it knows its guests."""
 
     endpoint: str
+    """As ZeroMQ writes it; where it begins with `tcp://`, members may be on other hosts."""
     server_key: str
     public_key: str
     secret_key: str

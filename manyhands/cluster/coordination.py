@@ -28,8 +28,16 @@ class Elastic:
     """How many workers that have died are replaced before the run goes on with fewer."""
     stall_s: float = STALL_S
     """A worker of which nothing was heard for this long is killed."""
-    address: str | None = None
-    """Where the coordinator listens for other hosts; on one host it needs no port."""
+    hosts: int = 0
+    """How many hosts must have come before the run begins; 0: all workers are on this one, and no port is opened."""
+    address: str = ""
+    """Of this host, and after a colon the port of the coordinator, where there may be other hosts."""
+
+
+def host_environ(number: int, address: str) -> dict[str, str]:
+    """What a worker needs to know of its host, in a run that may have several: it comes like a new one."""
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # else PyTorch warns of every address without a name
+    return {local.HOST: str(number), local.ADDRESS: address, local.IS_NEW: "1", **quiet}
 
 
 class Coordination:
@@ -37,7 +45,9 @@ class Coordination:
 
     def __init__(self, members: list[int], elastic: Elastic) -> None:
         server, guest = make_keys(), make_keys()
-        endpoint = elastic.address or f"ipc://@manyhands-{secrets.token_hex(16)}"
+        endpoint = (
+            f"tcp://{elastic.address}" if elastic.hosts else f"ipc://@manyhands-{secrets.token_hex(16)}"
+        )
         self._orders = Orders(
             endpoint=endpoint,
             keys=(server[0].decode(), server[1].decode()),
@@ -45,7 +55,9 @@ class Coordination:
             members=members,
             most=elastic.most,
             stall_s=elastic.stall_s,
+            hosts=elastic.hosts,
         )
+        self._elastic = elastic
         self.invitation = Invitation(
             endpoint=endpoint,
             server_key=server[0].decode(),
@@ -66,7 +78,10 @@ class Coordination:
     @property
     def environ(self) -> Mapping[str, str]:
         """What a worker needs in order to be a member."""
-        return {local.INVITATION: self.invitation.text()}
+        known = {local.INVITATION: self.invitation.text()}
+        if self._elastic.hosts:
+            known |= host_environ(0, self._elastic.address.rpartition(":")[0])
+        return known
 
     @property
     def pid(self) -> int:

@@ -14,10 +14,11 @@ import time
 import msgspec
 import zmq
 
-from manyhands.cluster.control import LARGEST_BYTES, Bye, Here, encode, from_member
+from manyhands.cluster.control import LARGEST_BYTES, Bye, Here, HostHere, encode, from_member
+from manyhands.cluster.guests import Ending, Guests, Vanished
 from manyhands.cluster.roster import Roster
 from manyhands.cluster.worker import die_with_the_launcher
-from manyhands.comm.transports.curve import Door
+from manyhands.comm.transports.curve import Door, watch
 
 _TICK_MS = 100
 NAME = "coordinator"
@@ -34,6 +35,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Of the generation that the launcher begins."""
     most: int
     stall_s: float
+    hosts: int = 0
+    """How many hosts must have come before the run begins; 0 where it begins on the launcher's alone."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,13 +60,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     noticed_s: float = 0.0
     """By the clock that all processes of a host share: when the first survivor had left the old generation."""
     resumed_s: float = 0.0
+    ended: list[Ending] = []
+    """Those among `gone` whose launchers are on other hosts, and how they ended."""
+    vanished: list[Vanished] = []
+    """The hosts of which nothing was heard any more."""
+    is_over: bool = False
+    """Nobody is left; `finished` is whether one of them has said goodbye."""
+    finished: bool = False
+    failed: str = ""
+    """Why a launcher on another host says that the run cannot go on."""
 
 
 class Coordinator:
     """The roster, the socket at which members speak, and the launcher's pipe."""
 
     def __init__(self, orders: Orders) -> None:
-        self._roster = Roster(orders.members, most=orders.most)
+        self._roster = Roster([] if orders.hosts else orders.members, most=orders.most)
+        self._guests = Guests(self._roster, hosts=orders.hosts, own_workers=len(orders.members))
         self._stall_s = orders.stall_s
         self._context = zmq.Context()
         self._door = Door(self._context)
@@ -72,6 +85,7 @@ class Coordinator:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that connects anew is the same member
+        watch(self._socket)
         self._door.guard(self._socket, (orders.keys[0].encode(), orders.keys[1].encode()))
         self._bind(orders.endpoint)
         self._addresses: dict[int, bytes] = {}
@@ -81,6 +95,7 @@ class Coordinator:
         self._seen = self._reported = 0  # generations
         self._gone: set[int] = set()  # not yet reported, as nobody got into the generation after
         self._left: set[int] = set()
+        self._has_finished = self._is_over = False
         os.set_blocking(0, False)
         self._pending = b""
 
@@ -105,6 +120,8 @@ class Coordinator:
                 return
             self._hear_members()
             self._find_stalled()
+            for member in self._guests.find_vanished(time.monotonic()):
+                self._heard_s.pop(member, None)
             self._tell()
             self._report()
 
@@ -133,8 +150,14 @@ class Coordinator:
                 if said.waits:
                     self._told.pop(said.member, None)  # it may not have heard the last time
             elif isinstance(said, Bye):
+                self._has_finished = True
                 self._heard_s.pop(said.member, None)
                 self._roster.end(said.member)
+            elif isinstance(said, HostHere):
+                answer = self._guests.hear(said, time.monotonic())
+                self._socket.send_multipart([address, encode(answer)])
+                if said.failed:
+                    _say(Report(failed=f"{said.failed} (on the host {said.address})"))
 
     def _find_stalled(self) -> None:
         """The launcher ends them: until they have ended, they may still change what they share with others."""
@@ -143,7 +166,7 @@ class Coordinator:
             for member in self._roster.live:  # also who has been silent since before we were started again
                 self._heard_s.setdefault(member, now)
         for member, heard_s in list(self._heard_s.items()):
-            if now - heard_s > self._stall_s:
+            if now - heard_s > self._stall_s and not self._guests.see_to(member):
                 self._heard_s[member] = now
                 _say(Report(stalled=member))
 
@@ -160,6 +183,9 @@ class Coordinator:
         """Once everyone is at work again."""
         roster = self._roster
         turn = roster.turn
+        if turn and not roster.live and not self._is_over:
+            self._is_over = True
+            _say(Report(is_over=True, finished=self._has_finished))
         if turn is None or self._reported >= turn.generation:
             return
         if turn.generation > self._seen:
@@ -178,6 +204,8 @@ class Coordinator:
                     step=turn.steps + 1,
                     noticed_s=self._noticed_s or 0.0,
                     resumed_s=time.monotonic(),
+                    ended=self._guests.endings(self._gone),
+                    vanished=self._guests.take_vanished(),
                 )
             )
             self._reported = turn.generation

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Sequence
-
-import torch.distributed as dist
+from typing import Any
 
 from manyhands.cluster.hosts import anonymous_memory
 from manyhands.cluster.world import CHANNELS, World
@@ -39,37 +38,30 @@ class Division(World):
         self.host = Host(
             _memory(world, names[0]), near, near.index(self.rank), check=world.check, names=names
         )
-        self._group: dist.ProcessGroup | None = None
+        self._far_group: Any = None
         self._between: BetweenHosts | None = None
-        if len(world.hosts) > 1:
-            self._connect_groups(world, groups)
+        if len(self.hosts) > 1:
+            network = world.network().among(f"division/{mine}")
+            self._far_group = network.group("workers", mine, world.rank)
+            self._between = BetweenHosts(
+                [[mine[rank] for rank in ranks] for ranks in self.hosts], world.rank, network
+            )
         self.comm: Comm = SharedComm(
             self.host, self.rank, self.size, self._between, self.transport, self._far
         )
 
-    def _connect_groups(self, world: World, groups: Sequence[Sequence[int]]) -> None:
-        """Every worker takes part in making every group, in the same order."""
-        for ranks in groups:
-            hosts = [[ranks[index] for index in near] for near in _hosts(world, ranks)]
-            if len(hosts) == 1:
-                continue
-            group = dist.new_group(list(ranks), backend="gloo")
-            between = BetweenHosts(hosts, world.rank)
-            if world.rank in ranks:
-                self._group, self._between = group, between
-
     def channel(self, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> Transport:
         """Messages of their own between any two members; all must ask, in the same order."""
         near = MailboxTransport(self.host, slots=slots, slot_bytes=slot_bytes)
-        far = C10dTransport(self._group) if self._group is not None else None
+        far = C10dTransport(self._far_group, names=self.members) if self._far_group else None
         return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
 
     def _channel(self, number: int) -> Transport:
-        far = C10dTransport(self._group, tag=number) if self._group is not None else None
+        far = C10dTransport(self._far_group, tag=number, names=self.members) if self._far_group else None
         return RoutedTransport(self.rank, self.size, self.host.ranks, MailboxTransport(self.host), far)
 
     def _far(self) -> Transport:
-        return C10dTransport(self._group, tag=CHANNELS)
+        return C10dTransport(self._far_group, tag=CHANNELS, names=self.members)
 
     def close(self) -> None:
         self.host.close()

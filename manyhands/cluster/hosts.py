@@ -4,12 +4,9 @@ Who shares a host is found out by trying: whoever can open a peer's anonymous me
 same host. A network namespace of its own makes a host of its own, which is how hosts are emulated in tests.
 """
 
-import contextlib
-import fcntl
 import os
 import secrets
 import socket
-import struct
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +15,10 @@ from typing import Any
 import torch.distributed as dist
 
 from manyhands.cluster.seat import Seat
-from manyhands.errors import UsageError
+from manyhands.errors import PeerLost, UsageError
 
 MEETING_TIMEOUT_S = 300.0
+REGROUPING_S = 30.0  # all were heard of a moment ago: whoever has not come by then will not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +40,14 @@ class Neighbourhood:
         return next(ranks for ranks in self.hosts if rank in ranks)
 
 
-def find_neighbours(seat: Seat) -> Neighbourhood:
-    """Meet everyone; all processes of the run must ask."""
-    if seat.store is None:
+def find_neighbours(seat: Seat, store: Any = None) -> Neighbourhood:
+    """Meet everyone; all processes of the run must ask. `store` is the meeting place, if this process has opened it."""
+    if len(set(seat.hosts)) > 1:  # each launcher has the memory of its host
+        assert seat.arena_fd is not None
+        groups = [tuple(r for r, host in enumerate(seat.hosts) if host == one) for one in set(seat.hosts)]
+        place = store or _meeting_place(seat, REGROUPING_S)
+        return Neighbourhood(hosts=tuple(sorted(groups)), memory_fd=os.dup(seat.arena_fd), store=place)
+    if seat.store is None or seat.hosts:
         fd = anonymous_memory() if seat.arena_fd is None else os.dup(seat.arena_fd)
         return Neighbourhood(hosts=(tuple(range(seat.size)),), memory_fd=fd)
     # torchrun starts everyone again after a failure and keeps its store: each time gets keys of its own.
@@ -60,7 +63,14 @@ def anonymous_memory() -> int:
     return os.memfd_create("manyhands", os.MFD_CLOEXEC)
 
 
-def _meeting_place(seat: Seat) -> Any:
+def open_meeting_place(address: str) -> Any:
+    """A store for those who may become the next generation, on a port of its own."""
+    return dist.TCPStore(
+        address, 0, is_master=True, timeout=timedelta(seconds=REGROUPING_S), wait_for_workers=False
+    )
+
+
+def _meeting_place(seat: Seat, timeout_s: float = MEETING_TIMEOUT_S) -> Any:
     assert seat.store is not None
     address, _, port = seat.store.rpartition(":")
     try:
@@ -69,10 +79,12 @@ def _meeting_place(seat: Seat) -> Any:
             int(port),
             seat.size,
             is_master=seat.serves,
-            timeout=timedelta(seconds=MEETING_TIMEOUT_S),
+            timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
         )
     except (RuntimeError, dist.DistError) as error:
+        if seat.hosts:
+            raise PeerLost(f"the worker at {seat.store} is gone") from error
         raise UsageError(
             f"{seat.name} cannot reach the meeting place {seat.store} "
             f"({str(error).splitlines()[0]}); check that worker 0 runs and that the port is open between the hosts"
@@ -126,28 +138,4 @@ def _open_memory(address: str) -> int | None:
     except OSError:
         pass
     os.close(found)
-    return None
-
-
-def address_towards(address: str) -> str:
-    """The address of this host that it would use to reach another."""
-    try:
-        family, _, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # no packet is sent: the kernel only chooses the route
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UsageError(f"there is no way from here to {address} ({error}); check the network") from None
-
-
-def interface_to(address: str) -> str | None:
-    """The name of the interface whose address this host would use to reach another."""
-    local = address_towards(address)
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):
-                reply = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-                if socket.inet_ntoa(reply[20:24]) == local:
-                    return name
     return None

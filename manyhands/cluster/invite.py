@@ -1,7 +1,7 @@
 """How a worker from outside finds a run: a file in the run's directory that only its owner can read.
 
-It says where the coordinator is, with the keys, what to run, and whose memory the workers of this host share. Joining
-from another host is not there yet.
+It says where the coordinator is, with the keys, what to run, and whose memory the workers of this host share. A worker
+on another host needs a copy of it.
 """
 
 import os
@@ -26,6 +26,18 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     launcher: int
     memory_fd: int
+    mark: str
+    """Of the launcher's host."""
+
+    @property
+    def takes_hosts(self) -> bool:
+        """Whether other hosts can reach the coordinator."""
+        return self.invitation.endpoint.startswith("tcp://")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the run's launcher is on this host."""
+        return self.mark == host_mark()
 
     @property
     def _memory(self) -> Path:
@@ -44,6 +56,12 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
                 f"the run cannot be joined: its launcher (process {self.launcher}) is not on this host, not "
                 f"yours or no longer there ({error.strerror})"
             ) from None
+
+
+def host_mark() -> str:
+    """Equal where two processes could share memory and the network."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/net')}"
 
 
 @contextmanager

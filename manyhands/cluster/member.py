@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
@@ -23,7 +24,7 @@ from manyhands.cluster.control import (
     encode,
     to_member,
 )
-from manyhands.comm.transports.curve import introduce
+from manyhands.comm.transports.curve import introduce, watch
 from manyhands.errors import PeerLost
 
 BEAT_S = 0.25
@@ -46,15 +47,18 @@ class _State:
     steps: int = 0
     in_step: bool = False
     lost: tuple[int, ...] = ()
+    place: str = ""
 
 
 class Member:
     """Number `number` of the run; `is_new` where the launcher has begun without it."""
 
-    def __init__(self, invitation: Invitation, number: int, *, is_new: bool) -> None:
+    def __init__(self, invitation: Invitation, number: int, *, is_new: bool, host: int = 0) -> None:
         self.number = number
+        self._host = host
+        self.on_over: Callable[[], None] = lambda: None  # called by the thread when this generation has ended
         self.turn: Turn | None = None
-        self._state = _State(generation=-1 if is_new else 0, turn=None, waits=is_new)
+        self._state = _State(generation=-1 if is_new else 0, turn=None, waits=False)
         self._is_leaving = False
         self._over: tuple[int, ...] | None = None
         self._change = False
@@ -66,6 +70,13 @@ class Member:
         self._invitation = invitation
         self._thread = threading.Thread(target=self._speak, name="member", daemon=True)
         self._thread.start()
+
+    @property
+    def coordinator(self) -> tuple[str, int] | None:
+        """The address and port at which the coordinator listens, where it does."""
+        kind, _, place = self._invitation.endpoint.partition("://")
+        address, _, port = place.rpartition(":")
+        return (address, int(port)) if kind == "tcp" else None
 
     # What the worker asks
 
@@ -93,12 +104,19 @@ class Member:
         steps: int = 0,
         in_step: bool = False,
         lost: tuple[int, ...] = (),
+        place: str = "",
     ) -> Turn:
         """Leave this generation, having committed so much; returns the next one when it begins."""
         with self._news:
             self._next = None
             self._say(
-                waits=True, has_state=has_state, commits=commits, steps=steps, in_step=in_step, lost=lost
+                waits=True,
+                has_state=has_state,
+                commits=commits,
+                steps=steps,
+                in_step=in_step,
+                lost=lost,
+                place=place,
             )
             while self._next is None:
                 if self._refusal:
@@ -141,6 +159,7 @@ class Member:
         socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         socket.setsockopt(zmq.SNDHWM, 8)  # old beats are of no use to a coordinator that comes back
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        watch(socket)
         invitation = self._invitation
         keys = (invitation.public_key.encode(), invitation.secret_key.encode())
         introduce(socket, invitation.server_key.encode(), keys)
@@ -164,7 +183,7 @@ class Member:
         context.term()
 
     def _here(self) -> Here:
-        return Here(member=self.number, leaving=self._is_leaving, **vars(self._state))
+        return Here(member=self.number, host=self._host, leaving=self._is_leaving, **vars(self._state))
 
     def _send(self, socket: "zmq.Socket[bytes]", content: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # the coordinator is away; the next beat says the same
@@ -178,6 +197,7 @@ class Member:
                 self._next = said
             elif isinstance(said, Over) and said.generation == state.generation and not state.waits:
                 self._over = said.gone
+                self.on_over()
             elif isinstance(said, Change) and said.generation == state.generation:
                 self._change = True
             elif isinstance(said, No):

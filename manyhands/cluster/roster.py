@@ -6,6 +6,7 @@ first, in the order of their ranks, and then those who take it over.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from manyhands.cluster.control import Change, Here, No, Over, ToMember, Turn
 
@@ -23,6 +24,9 @@ class Roster:
         self.turn: Turn | None = None
         self._has_begun = False  # whether anyone seated was heard; else we may know less than they
         self._is_lost = False  # whether nobody has the state any more
+        self.expected: int | None = (
+            None  # where the first generation is of those who come: how many there will be
+        )
 
     def hear(self, here: Here) -> None:
         """What a member says of itself; one that was given up and speaks again is new."""
@@ -38,9 +42,14 @@ class Roster:
         self._decide()
 
     def lose(self, member: int) -> None:
-        """Nothing was heard of a member for too long."""
-        self.gone.add(member)
-        self.heard.pop(member, None)
+        """Nothing was heard of a member for too long; should it speak again, it is new."""
+        self.lose_all([member])
+
+    def lose_all(self, members: Iterable[int]) -> None:
+        """The same for those who are gone together: no generation begins with some of them."""
+        for member in members:
+            self.gone.add(member)
+            self.heard.pop(member, None)
         self._decide()
 
     def end(self, member: int) -> None:
@@ -63,11 +72,12 @@ class Roster:
         if here.generation < self.generation:
             return Over(generation=here.generation, gone=())  # it was given up: it may come again
         missing = tuple(one for one in self.seated if one in self.gone)
-        if missing or self._is_left():
+        if missing or self.is_left:
             return Over(generation=self.generation, gone=missing)
         return Change(generation=self.generation) if self._wants_change() else None
 
-    def _is_left(self) -> bool:
+    @property
+    def is_left(self) -> bool:
         """Whether one of this generation has left it: whoever waits for that one now waits in vain."""
         here = [self.heard[member] for member in self.live if member in self.heard]
         return any(one.waits and one.generation == self.generation for one in here)
@@ -92,6 +102,9 @@ class Roster:
         return 0 < len(leaving) < len(self.live) or bool(self._new())  # the last one cannot leave
 
     def _decide(self) -> None:
+        if not self.seated and not self._has_begun:
+            self._begin()
+            return
         live = self.live
         here = [self.heard.get(member) for member in live]
         reports = [one for one in here if one is not None and one.waits and one.generation == self.generation]
@@ -109,16 +122,35 @@ class Roster:
         heirs = [one for one in staying if one.has_state]
         gone = tuple(member for member in self.seated if member in self.gone)
         members = (*(one.member for one in staying), *self._new())
+        self._seat(
+            members,
+            heirs=len(heirs),
+            last_commits=max(one.commits for one in heirs or staying),
+            steps=max(one.steps for one in reports),
+            gone=gone,
+            left=tuple(one.member for one in reports if one.member not in members),
+            in_step=tuple(
+                host
+                for host in sorted({one.host for one in heirs})
+                if all(one.in_step for one in heirs if one.host == host)
+            ),
+        )
+
+    def _begin(self) -> None:
+        """The first generation of a run whose members come one by one."""
+        waiting = self._new()
+        if waiting and self.expected is not None and len(waiting) >= min(self.expected, self._most):
+            self._has_begun = True
+            self._seat(tuple(waiting), heirs=0, last_commits=0, steps=0, gone=(), left=())
+
+    def _seat(self, members: tuple[int, ...], **more: Any) -> None:
         self.gone -= set(members)
         self.generation += 1
         self.seated = members
         self.turn = Turn(
             generation=self.generation,
             members=members,
-            heirs=len(heirs),
-            last_commits=max(one.commits for one in heirs or staying),
-            steps=max(one.steps for one in reports),
-            gone=gone,
-            left=tuple(one.member for one in reports if one.member not in members),
-            in_step=bool(heirs) and all(one.in_step for one in heirs),
+            hosts=tuple(self.heard[member].host for member in members),
+            place=self.heard[members[0]].place,
+            **more,
         )

@@ -38,6 +38,12 @@ class Seat:
     """The numbers of all workers, by rank, where they may change."""
     first_workers: int | None = None
     """How many workers the run began with."""
+    host: int = 0
+    """By which the coordinator knows the host, where a run may have several."""
+    address: str | None = None
+    """Of this host, by which the others reach it; None in a run of one host."""
+    hosts: tuple[int, ...] = ()
+    """The hosts of all workers, by rank, in a run that may have several."""
     is_new: bool = False
     """Whether the run has begun without this worker, so that rank and size are not known yet."""
 

@@ -24,6 +24,7 @@ from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
 
 if TYPE_CHECKING:
+    from manyhands.cluster.attendance import Attendance
     from manyhands.cluster.coordination import Coordination, Elastic
     from manyhands.cluster.survival import Survival
 
@@ -67,6 +68,7 @@ def run(
     arena: bool | int = True,
     servers: int = 0,
     elastic: "Elastic | None" = None,
+    attendance: "Attendance | None" = None,
     on_event: Callable[[Event], None] = lambda event: None,
     ask: int = leaving.ASK,
 ) -> Outcome:
@@ -78,7 +80,8 @@ def run(
     `environ` comes on top of this process's own variables. `prefix(rank)` is put before the worker's command
     and must replace itself by it, as `nice` and `ip netns exec` do. With `load` and without a prefix, workers are forks
     of one process that has imported that module. `arena` is whether they share memory, or the memory that they share
-    with others. With `elastic` the run survives the death of workers, and `on_event` hears what happened. Call this
+    with others. With `elastic` the run survives the death of workers, and `on_event` hears what happened; with
+    `attendance` the workers take part in a run whose launcher is on another host. Call this
     from the main thread: signals go there, and the workers die with it. The first SIGTERM asks them to save and leave,
     by the signal `ask`; the second one, and any other, ends them.
     """
@@ -99,15 +102,23 @@ def run(
             for rank in range(workers + servers)
         ]
 
+        if attendance:
+            for rank in range(workers):
+                environs[rank][local.NUMBER] = str(attendance.first_number + rank)
+
         def start(place: int, more: dict[str, str], rank: int | None = None) -> int:
             before = prefix(place) if prefix else []
+            if attendance:
+                more = more | {local.NUMBER: str(attendance.first_number + crew.size)}
             command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
             return crew.start(command_line, environs[place] | more, rank)
 
-        survival = None
+        survival: Survival | Attendance | None = attendance
+        if attendance:
+            attendance.see_to(crew, lambda place: start(place, {}))
         if elastic and coordination:
             if elastic.most > workers and run_dir is not None and crew.memory_fd is not None:
-                from manyhands.cluster.invite import Invite, published
+                from manyhands.cluster.invite import Invite, host_mark, published
 
                 invite = Invite(
                     invitation=coordination.invitation,
@@ -116,11 +127,12 @@ def run(
                     workers=workers,
                     launcher=os.getpid(),
                     memory_fd=crew.memory_fd,
+                    mark=host_mark(),
                 )
                 stack.enter_context(published(run_dir, invite))
-            from manyhands.cluster.survival import Survival
+            from manyhands.cluster import survival as surviving  # runs that cannot change do without ZeroMQ
 
-            survival = Survival(
+            survival = surviving.Survival(
                 crew,
                 coordination,
                 elastic,
@@ -165,7 +177,7 @@ def _watch(
     servers: int,
     signals: "_Signals",
     on_tick: Callable[[], None],
-    survival: "Survival | None",
+    survival: "Survival | Attendance | None",
     on_event: Callable[[Event], None],
     ask: int,
 ) -> Outcome:
@@ -174,7 +186,7 @@ def _watch(
     finished = left = saved = False  # whether any worker has ended in this way
     is_leaving = False
     blame_at = tick_at = 0.0
-    while crew.busy:
+    while crew.busy or (survival and survival.goes_on() and not crew.stopping and not signals.count):
         now = time.monotonic()
         if now >= tick_at:
             on_tick()
@@ -194,6 +206,9 @@ def _watch(
         if crew.stopping:
             continue
         finished = finished or any(worker.code == 0 for worker in exits)
+        if survival and survival.failed:
+            crew.stop(_AFTER_DEATH_S)
+            continue
         saved = saved or any(worker.code == local.EXIT_SAVED for worker in exits)
         left = left or any(worker.code == local.EXIT_LEFT for worker in exits)
         new = [worker for worker in exits if worker.code not in local.GOOD_ENDS]
@@ -213,6 +228,9 @@ def _watch(
             crew.stop(_AFTER_DEATH_S)
     if survival:
         survival.finish()
+        finished = finished or survival.has_finished
+        if survival.failed and not deaths:
+            return Outcome(ok=False, exit_code=local.EXIT_CRASHED, message=survival.failed)
     if saved and (not deaths or _innocence(_first(deaths)) > 0):
         return Outcome(
             ok=False,

@@ -55,6 +55,7 @@ class Survival:
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
         self._has_finished = False
+        self.failed = ""  # why a launcher on another host says that the run cannot go on
         self._guests: set[int] = set()  # members that someone else has started
         self._replaced = 0
         self._due: list[tuple[float, int]] = []  # when to start a replacement, and in which place
@@ -109,12 +110,20 @@ class Survival:
         return True
 
     def _is_anyone_here(self) -> bool:
-        return any(self.is_worker(one.rank) for one in self._crew.running)
+        return bool(self._guests) or any(self.is_worker(one.rank) for one in self._crew.running)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether a worker has come to the end of its script."""
+        return self._has_finished
 
     def goes_on(self) -> bool:
         """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""
         running = {one.rank for one in self._crew.running if self.is_worker(one.rank)}
-        return self._crew.is_hatching or bool(running & self._heirs if self._has_finished else running)
+        elsewhere = self._guests if self._elastic.hosts else set()
+        return self._crew.is_hatching or bool(
+            running & self._heirs if self._has_finished else running or elsewhere
+        )
 
     def tick(self) -> None:
         """Start what is due."""
@@ -144,6 +153,10 @@ class Survival:
         for report in reports:
             if report.stalled is not None:
                 self._kill(report.stalled)
+            self.failed = self.failed or report.failed
+            if report.is_over:
+                self._guests.clear()
+                self._has_finished = self._has_finished or (report.finished and self._elastic.hosts > 0)
             if report.generation is not None:
                 self._tell_generation(report)
 
@@ -162,21 +175,29 @@ class Survival:
         self._heirs |= set(report.members) & ours
         self._guests |= set(report.members) - ours
         count = f"{len(report.members)} worker{'' if len(report.members) == 1 else 's'}"
+        again = f"step {report.step} begun again with {count}"
         for death in [one for one in self._untold if one.worker.rank in report.gone]:
             self._untold.remove(death)
-            noticed_s = max(0.0, report.noticed_s - death.at_s)
-            stood_s = max(0.0, report.resumed_s - death.at_s)
-            self._tell(
-                death,
-                f"noticed after {noticed_s:.2f} s, step {report.step} begun again with {count}, training stood "
-                f"still for {stood_s:.2f} s",
-                {
-                    "noticed_s": noticed_s,
-                    "stood_s": stood_s,
-                    "step": report.step,
-                    "workers": len(report.members),
-                },
+            told, fields = _timed(report, death.at_s, again)
+            self._tell(death, told, fields)
+        for ending in report.ended:
+            self._guests.discard(ending.member)
+            if ending.how:
+                told, fields = _timed(report, ending.at_s, again)
+                text = f"worker {ending.member} of host {ending.address} died ({ending.how}): {told}"
+                known = {"rank": ending.member, "how": ending.how, "host": ending.address, **fields}
+                self._on_event(Event(kind="death", text=text, fields=known))
+        for host in report.vanished:
+            self._guests -= set(host.members)
+            told, fields = _timed(report, host.at_s, again)
+            names = ", ".join(map(str, host.members))
+            text = (
+                f"host {host.address} is gone (nothing was heard of it any more), with worker {names}: {told}"
             )
+            if len(host.members) > 1:
+                text = text.replace("with worker ", "with workers ")
+            known = {"host": host.address, "ranks": host.members, **fields}
+            self._on_event(Event(kind="host", text=text, fields=known))
         for number in sorted(set(report.left) | (self._guests - set(report.members))):
             self._heirs.discard(number)
             self._guests.discard(number)
@@ -192,6 +213,20 @@ class Survival:
         text = f"worker {worker.rank} died ({death.how}{last and ': ' + last}): {rest}"
         known = {"rank": worker.rank, "how": death.how, "pid": worker.pid, **fields}
         self._on_event(Event(kind="death", text=text, fields=known))
+
+
+def _timed(report: Report, at_s: float, again: str) -> tuple[str, dict[str, object]]:
+    """How long something took to be noticed, and how long training stood still for it."""
+    noticed_s = max(0.0, report.noticed_s - at_s)
+    stood_s = max(0.0, report.resumed_s - at_s)
+    text = f"noticed after {noticed_s:.2f} s, {again}, training stood still for {stood_s:.2f} s"
+    fields: dict[str, object] = {
+        "noticed_s": noticed_s,
+        "stood_s": stood_s,
+        "step": report.step,
+        "workers": len(report.members),
+    }
+    return text, fields
 
 
 def _last_words(tail: list[str]) -> str:

@@ -1,15 +1,15 @@
 """All workers of a run: who shares a host with whom, and how everybody meets."""
 
-import os
+import contextlib
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from manyhands.cluster.hosts import find_neighbours, interface_to
+from manyhands.cluster.addresses import address_towards
+from manyhands.cluster.hosts import REGROUPING_S, find_neighbours
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.comm.between import BetweenHosts, lane_count
 from manyhands.comm.comm import Comm
@@ -17,35 +17,46 @@ from manyhands.comm.scheduled import ScheduledComm
 from manyhands.comm.shared import SharedComm
 from manyhands.comm.transports.arena import Arena
 from manyhands.comm.transports.c10d import C10dTransport
+from manyhands.comm.transports.gloo import MEETING_S, STEP_TIMEOUT, Network
 from manyhands.comm.transports.host import Host
 from manyhands.comm.transports.mailbox import MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
+from manyhands.comm.transports.wires import Wires
 
 if TYPE_CHECKING:
     from manyhands.cluster.division import Division
 
 CHANNELS = 2  # of a schedule over a network
 GENERATION_BYTES = 1 << 42  # of a host's memory, which is sparse: what generations hand out does not meet
-STEP_TIMEOUT_S = 1800.0  # a peer that died is noticed at once; this is for one that stopped without dying
 
 
 class World:
     """Worker `rank` of `size`, on one of `hosts` (each a tuple of ranks), for one generation.
 
-    `check` is called now and then while this worker waits for others of its host, and may raise.
+    `check` is called now and then while this worker waits for others of its host, and may raise. Waiting for other
+    hosts ends when the `wires` are cut. `store` is where all meet, if this worker has opened it already.
     """
 
-    def __init__(self, seat: Seat, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        check: Callable[[], None] = lambda: None,
+        wires: Wires | None = None,
+        store: Any = None,
+    ) -> None:
         self.seat = seat
         self.rank = seat.rank
         self.size = seat.workers
         self.servers = seat.servers
         self.check = check
         self._between: BetweenHosts | None = None
+        self._far_group: Any = None
         self._owns_group = False
         self._divided: dict[Any, Division] = {}
-        self.neighbours = find_neighbours(seat)
+        self._wires = wires or Wires()
+        with self._wires.drawing() if seat.store else contextlib.nullcontext():
+            self.neighbours = find_neighbours(seat, store)
         self._store: Any = self.neighbours.store
         self.hosts: tuple[tuple[int, ...], ...] = self.neighbours.workers(seat)
         mine = next(ranks for ranks in self.hosts if self.rank in ranks)
@@ -57,8 +68,9 @@ class World:
             check=check,
         )
         if len(self.hosts) > 1:
-            self._connect()
-            self._between = BetweenHosts(self.hosts, self.rank)
+            network = self.network()
+            self._far_group = network.group("workers", range(self.size), self.rank)
+            self._between = BetweenHosts(self.hosts, self.rank, network)
         self._transport: Transport | None = None
         self.comm: Comm = SharedComm(
             self.host, self.rank, self.size, self._between, self.transport, self._far
@@ -87,7 +99,7 @@ class World:
 
     def _channel(self, number: int) -> Transport:
         """Messages that take host memory where they can, and the network under a number of their own."""
-        far = C10dTransport(None, tag=number) if len(self.hosts) > 1 else None
+        far = C10dTransport(self._far_group, tag=number) if len(self.hosts) > 1 else None
         near = MailboxTransport(self.host)
         return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
 
@@ -102,12 +114,18 @@ class World:
 
     def _far(self) -> Transport:
         """Messages to workers of other hosts alone, for which nobody needs the others: each makes it when it likes."""
-        return C10dTransport(None, tag=CHANNELS)
+        return C10dTransport(self._far_group, tag=CHANNELS)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
-        self._connect()
-        return BetweenHosts([[rank] for rank in range(self.size)], self.rank, device_groups=True)
+        network = self.network()
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo", store=network.store, rank=self.rank, world_size=self.size, timeout=STEP_TIMEOUT
+            )
+            self._owns_group = True
+        devices = dist.new_group(range(self.size), backend="nccl")
+        return BetweenHosts([[rank] for rank in range(self.size)], self.rank, network, devices=devices)
 
     def exchange(self, row: Sequence[float]) -> list[list[float]]:
         """Everyone's few numbers, by rank."""
@@ -133,12 +151,9 @@ class World:
         """Everyone's bytes, by rank."""
         return self.comm.gather(payload)
 
-    def _connect(self) -> None:
-        """torch.distributed among all workers, on the network interface that leads to the meeting place."""
-        if dist.is_initialized():
-            return  # the script made one already; ours are groups of it
-        store = self._store
-        if store is None:
+    def network(self) -> Network:
+        """How this worker reaches the others, from the address that leads to the meeting place."""
+        if self._store is None:
             # One host: whoever wants to listen in would have to be on it.
             store = (
                 dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -146,30 +161,26 @@ class World:
                 else None
             )
             port = int(self.exchange([float(store.port if store else 0)])[0][0])
-            store = store or dist.TCPStore("127.0.0.1", port, is_master=False)
-            self._store = store
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        elif self.seat.store:
-            name = interface_to(self.seat.store.rpartition(":")[0])
-            if name:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=self.rank,
-            world_size=self.size,
-            timeout=timedelta(seconds=STEP_TIMEOUT_S),
+            self._store = store or dist.TCPStore("127.0.0.1", port, is_master=False)
+        towards = self.seat.store.rpartition(":")[0] if self.seat.store else "127.0.0.1"
+        return Network(
+            store=self._store,
+            address=self.seat.address or address_towards(towards),
+            wires=self._wires,
+            patience_s=REGROUPING_S if self.seat.address else MEETING_S,
         )
-        self._owns_group = True
 
     def close(self) -> None:
         for part in self._divided.values():
             part.close()
-        if self._owns_group and dist.is_initialized():
+        if (len(self.hosts) > 1 and not self._wires.is_cut) or self._owns_group:
             # Gloo's threads drop Python objects of finished sums and need the interpreter for it, while taking
             # a group down holds the interpreter and waits for those threads: let them finish first.
             time.sleep(0.05)
+        if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
+        self._between = self._transport = self._far_group = None
+        self._wires.cut()
         self.host.close()
 
 

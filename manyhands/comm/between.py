@@ -1,4 +1,4 @@
-"""Sums between hosts over torch.distributed, in lanes.
+"""Sums between hosts, in lanes.
 
 A lane is a set of workers, one of each host, that exchange the same spans: every local worker drives the network
 in parallel with the others. There are as many lanes as the largest host has workers; on a smaller host one
@@ -6,6 +6,7 @@ worker serves several, so mixed layouts (3 workers here, 1 there) need nothing s
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from manyhands import telemetry
 from manyhands.comm.comm import Comm, Spanned, Sums
+from manyhands.comm.transports.gloo import Network, waited
 from manyhands.errors import PeerLost
 
 
@@ -29,22 +31,22 @@ def lane_ranks(hosts: Sequence[Sequence[int]], lane: int) -> list[int]:
 class BetweenHosts(Comm):
     """Host-shared replicas as peers: `rank` of `size` counts hosts."""
 
-    def __init__(self, hosts: Sequence[Sequence[int]], rank: int, *, device_groups: bool = False) -> None:
+    def __init__(
+        self, hosts: Sequence[Sequence[int]], rank: int, network: Network, *, devices: Any = None
+    ) -> None:
+        """With `devices`, a group of all workers that sums on their GPUs."""
         self.size = len(hosts)
         self.rank = next((index for index, ranks in enumerate(hosts) if rank in ranks), -1)
         self.lanes = lane_count(hosts)
-        backend = "nccl" if device_groups else "gloo"
         self._groups: dict[int, Any] = {}
-        self._quick: list[Any] = []
+        self._quick: list[Any] = []  # small messages do not queue behind large ones
         self._under_way: Any = None
-        # Every worker has to take part in making every group, also of lanes it does not serve.
         for lane in range(self.lanes):
             ranks = lane_ranks(hosts, lane)
-            bulk = dist.new_group(ranks, backend=backend)
-            quick = dist.new_group(ranks, backend="gloo")  # small messages do not queue behind large ones
             if rank in ranks:
-                self._groups[lane] = bulk
-                self._quick.append(quick)
+                name = "devices" if devices else "lane"
+                self._groups[lane] = devices or network.group(f"{name}/{lane}", ranks, rank)
+                self._quick.append(network.group(f"{name}/{lane}/quick", ranks, rank))
 
     def mine(self) -> Sequence[int]:
         return tuple(self._groups)
@@ -62,7 +64,7 @@ class BetweenHosts(Comm):
         wire = 2 * (self.size - 1) * vector.nbytes // self.size
         telemetry.count("bytes_sent", wire)
         telemetry.count("bytes_received", wire)
-        return dist.all_reduce(vector, group=self._groups[lane], async_op=True)
+        return _started(self._groups[lane], vector)
 
     def sum_(self, vector: Tensor) -> None:
         with telemetry.timed("exchange"):
@@ -89,7 +91,7 @@ class BetweenHosts(Comm):
     def most_of(self, value: float) -> float:
         """May overtake a sum that was started and that not all have joined yet."""
         number = torch.tensor([value], dtype=torch.float64)
-        _waited(dist.all_reduce(number, op=dist.ReduceOp.MAX, group=self._quick[0], async_op=True))
+        _waited(_started(self._quick[0], number, dist.ReduceOp.MAX))
         return float(number)
 
     def start_quick(self, vector: Tensor, operation: Any = dist.ReduceOp.SUM) -> Callable[[], None]:
@@ -99,10 +101,7 @@ class BetweenHosts(Comm):
         wire = vector.nbytes * len(copies)
         telemetry.count("bytes_sent", wire)
         telemetry.count("bytes_received", wire)
-        works = [
-            dist.all_reduce(copy, op=operation, group=group, async_op=True)
-            for copy, group in zip(copies, self._quick, strict=True)
-        ]
+        works = [_started(group, copy, operation) for copy, group in zip(copies, self._quick, strict=True)]
 
         def wait() -> None:
             for work in works:
@@ -115,7 +114,8 @@ class BetweenHosts(Comm):
 
 
 class _Started(Sums):
-    """Each span leaves as soon as its host has it; results are taken in the order in which they left."""
+    """Each span leaves as soon as its host has it; results are taken in the order in which they left, or, where the
+    replica is gated, when all have come."""
 
     def __init__(self, comm: BetweenHosts, replica: Spanned) -> None:
         super().__init__(comm, replica)
@@ -128,14 +128,32 @@ class _Started(Sums):
         self._under_way.append((span, self._comm.start_lane(vector, self._replica.lane(span))))
 
     def __iter__(self) -> Iterator[Any]:
+        gated = self._replica.gated
         for span, wait in self._under_way:
             with telemetry.timed("exchange"):
                 wait()
-            yield span
+            if not gated:
+                yield span
+        if gated:
+            self._replica.receive()
+            yield from (span for span, _ in self._under_way)
+
+
+def _started(group: Any, vector: Tensor, operation: Any = dist.ReduceOp.SUM) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    with _losing():
+        return group.allreduce([vector], options)
 
 
 def _waited(work: Any) -> None:
+    with _losing():
+        waited(work)
+
+
+@contextmanager
+def _losing() -> Iterator[None]:
     try:
-        work.wait()
+        yield
     except RuntimeError as error:
         raise PeerLost(f"the connection to another host is gone ({str(error).splitlines()[0]})") from error

@@ -29,6 +29,11 @@ class Spanned(Protocol):
 
     def lane(self, span: Any) -> int: ...
 
+    @property
+    def gated(self) -> bool: ...
+
+    def receive(self) -> None: ...
+
 
 class Served(Protocol):
     """What a strategy sees of the servers: push gradients, pull parameters, wait."""

@@ -13,6 +13,7 @@ import itertools
 import os
 import shutil
 import subprocess
+from collections.abc import Collection
 
 from manyhands.errors import ManyhandsError, UsageError
 
@@ -56,8 +57,9 @@ class EmulatedHosts:
                 _call("ip", "netns", "add", namespace)
                 # Interfaces go with their namespace, so this is all there is to undo.
                 undo.callback(_call, "ip", "netns", "delete", namespace)
-            _in(self._switch, "link", "add", "bridge0", "type", "bridge")
-            _in(self._switch, "link", "set", "bridge0", "up")
+            for bridge in ("bridge0", "bridge1"):  # the second is for those who are parted from the others
+                _in(self._switch, "link", "add", bridge, "type", "bridge")
+                _in(self._switch, "link", "set", bridge, "up")
             for host in range(self.count):
                 self._connect(host)
             self._undo = undo.pop_all()
@@ -84,7 +86,17 @@ class EmulatedHosts:
 
     def heal(self, host: int) -> None:
         """Plug the cable in again."""
+        _in(self._switch, "link", "set", _port(host), "master", "bridge0")
         _in(self._switch, "link", "set", _port(host), "up")
+
+    def part(self, side: Collection[int]) -> None:
+        """Divide the hosts in two sides that do not hear each other; `heal` gives a host back to all."""
+        for host in side:
+            _in(self._switch, "link", "set", _port(host), "master", "bridge1")
+
+    def processes(self, host: int) -> list[int]:
+        """The ids of all processes on this host."""
+        return [int(word) for word in _call("ip", "netns", "pids", self._hosts[host]).split()]
 
     def _connect(self, host: int) -> None:
         name, port, switch = self._hosts[host], _port(host), self._switch
@@ -120,10 +132,11 @@ def _in(namespace: str, *arguments: str) -> None:
     _call("ip", "-n", namespace, *arguments)
 
 
-def _call(*command: str) -> None:
+def _call(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise ManyhandsError(f"`{command[0]}` cannot be run ({error.strerror}); install iproute2.") from None
     if done.returncode != 0:
         raise ManyhandsError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
+    return done.stdout

@@ -24,7 +24,8 @@ from manyhands.replica.updates import bare_step, settings_of, twin
 def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, have: Sequence[bool]) -> None:
     """Take over what `old` was, or, where there is none, what the first worker that has something has.
 
-    Whoever shares a replica with others gets all from them; whoever has one of its own goes on with its own.
+    Whoever shares a replica with others gets all from them, or, where none of its host has it, from another host;
+    whoever has one of its own goes on with its own.
     """
     source = list(have).index(True)
     is_new, anyone_new = old is None, not all(have)
@@ -33,8 +34,10 @@ def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, hav
         for name, vector in replica.updates.vectors.items():
             vector.copy_(old.updates.vectors[name])
     if replica.is_shared:
-        for vector in vectors:
-            from_first(vector, replica, comm)
+        host = next(index for index, ranks in enumerate(world.hosts) if source in ranks)
+        if not all(have[ranks[0]] for ranks in world.hosts):
+            for vector in vectors:
+                from_first(vector, replica, comm, host)
         world.host.barrier()
     elif anyone_new:
         for vector in vectors:

@@ -64,6 +64,7 @@ class Replica:
         together: bool = True,
         factored: bool = False,
         journaled: bool = False,
+        gated: bool = False,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -93,6 +94,8 @@ class Replica:
         self.lanes = lanes or self._workers
         # The state of other optimizers is not all vectors and numbers, and stays with the owners.
         self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
+        # Whether no span is updated before the sums of all spans have come from the other hosts.
+        self.gated = gated and self._host is not None
         self._names, self.parameters = self.part.trained(optimizer)
         self._device, dtype = one_type(self.parameters)
         # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
@@ -170,7 +173,7 @@ class Replica:
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
             numbers=self._table if self._journaled else None,
-            in_one_pass=self._journaled,
+            in_one_pass=self._journaled or self.gated,  # all hosts alike, whether they have neighbours or not
         )
         self._journal: Journal | None = None
         if self._host and self.updates.numbers is not None:
@@ -184,6 +187,7 @@ class Replica:
                 mine=self._index,
             )
             self._meetings = self._host.progress()
+        self._received = self._host.progress() if self._host and self.gated and self._workers > 1 else None
 
     def _table(self, rows: int, columns: int) -> Tensor:
         return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)
@@ -400,6 +404,14 @@ class Replica:
             if self._journal:
                 self._journal.end(span, self._gradients.step)
 
+    def receive(self) -> None:
+        """The sums of all hosts are here for the spans that this worker owns: wait until that is true of every worker
+        of this host. Until then nothing has changed; from then on this host alone can finish the step."""
+        if self._received:
+            self._received.publish(self._gradients.step)
+            with telemetry.timed("wait"):
+                self._received.wait(self._gradients.step)
+
     @property
     def is_journaled(self) -> bool:
         """Whether the others can finish an update in which one of them dies."""
@@ -408,16 +420,16 @@ class Replica:
     @property
     def begun(self) -> int:
         """How many steps all workers of this replica have brought to where updates begin."""
-        return self._gradients.passed()
+        return min(self._received.values()) if self._received else self._gradients.passed()
 
     def recover(self, dead: Collection[int], *, attempt: int = 1) -> int:
         """Some workers of this host (by local index) are gone for good; called by all others, who have left whatever
         they were doing.
 
         Makes the replica that of a whole step: of the last one that all workers, the dead included, have brought to
-        the gate. Returns how many steps that are. Afterwards every survivor alone can tell the whole state. If
-        this raises `PeerLost`, because another worker dies meanwhile, all call it again with all that are gone, and
-        with a higher `attempt`.
+        the gate (with several hosts: to where the sums of all hosts are here). Returns how many steps that are.
+        Afterwards every survivor alone can tell the whole state. If this raises `PeerLost`, because another worker dies
+        meanwhile, all call it again with all that are gone, and with a higher `attempt`.
         """
         assert self._journal, "nobody can finish an update without a journal"
         assert self._host
@@ -425,14 +437,15 @@ class Replica:
         survivors = [index for index in range(self._workers) if index not in dead]
         meetings = itertools.count(attempt * 8)
         self._meet(survivors, next(meetings))  # from here on nobody changes anything but below
-        steps = self._gradients.passed()
+        steps = self.begun
         if self._index == survivors[0]:
             for worker in sorted(dead):
                 self._journal.undo(worker)
         self._meet(survivors, next(meetings))
         left = self._journal.left(steps)
         self._meet(survivors, next(meetings))  # everyone has the same list
-        self._find_used()
+        if not self._received:  # else all have heard it from the other hosts
+            self._find_used()
         mine = left[survivors.index(self._index) :: len(survivors)]
         self.updates.take_from_others(mine)
         factor = self._recovered_factor() if mine else 1.0

@@ -84,9 +84,9 @@ def give_whole_state(
             optimizer.state[params[param]][name] = value
 
 
-def from_first(vector: Tensor, replica: Replica, comm: Comm) -> None:
+def from_first(vector: Tensor, replica: Replica, comm: Comm, source: int = 0) -> None:
     if vector.numel() and replica.leads:
-        comm.copy_(vector)
+        comm.copy_(vector, source)
 
 
 def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,11 @@ class Fault:
 
 
 @dataclass
-class Ran:
-    """How a run with faults went."""
+class Logs:
+    """What the workers of a run have noted, by number."""
 
-    outcome: supervisor.Outcome
-    events: list[Event]
-    fired: list[Fault]
     folder: Path
-    logs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-
-    def of(self, kind: str) -> list[Event]:
-        return [event for event in self.events if event.kind == kind]
+    logs: dict[int, list[dict[str, Any]]]
 
     @property
     def ends(self) -> dict[int, dict[str, Any]]:
@@ -88,6 +82,21 @@ class Ran:
         return steps
 
 
+@dataclass
+class Ran(Logs):
+    """How a run with faults went."""
+
+    outcome: supervisor.Outcome
+    events: list[Event]
+    fired: list[Fault]
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+    def fields_of(self, kind: str) -> list[dict[str, Any]]:
+        return [event.fields for event in self.of(kind)]
+
+
 def run(
     folder: Path,
     faults: Sequence[Fault],
@@ -112,7 +121,7 @@ def run(
         assert time.monotonic() < began_s + PATIENCE_S, f"the run hangs: {lines[-20:]}"
         if not first_step_s[0]:
             first_step_s[0] = (
-                time.monotonic() if any(_has_stepped(log) for log in _logs(folder).values()) else 0
+                time.monotonic() if any(has_stepped(log) for log in logs_in(folder).values()) else 0
             )
             return
         for fault in [one for one in pending if isinstance(one.when, float)]:
@@ -134,7 +143,7 @@ def run(
         on_event=events.append,
         servers=servers,
     )
-    logs = _logs(folder)
+    logs = logs_in(folder)
     fired += [
         fault
         for fault in pending
@@ -149,7 +158,7 @@ def run(
     return Ran(outcome=outcome, events=events, fired=fired, folder=folder, logs=logs)
 
 
-def _logs(folder: Path) -> dict[int, list[dict[str, Any]]]:
+def logs_in(folder: Path) -> dict[int, list[dict[str, Any]]]:
     found = {}
     for path in folder.glob("log-*.jsonl"):
         lines = path.read_text().split("\n")[:-1]  # what follows the last newline was cut off by a death
@@ -158,7 +167,7 @@ def _logs(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def _has_stepped(log: list[dict[str, Any]]) -> bool:
+def has_stepped(log: list[dict[str, Any]]) -> bool:
     return any(row["kind"] == "made" for row in log)
 
 
@@ -167,7 +176,7 @@ def _do(fault: Fault, folder: Path) -> bool:
         name = "coordinator" if fault.kind == "coordinator" else f"server {fault.who}"
         pids = [pid for pid in _children(os.getpid()) if _name(pid) == name]
     else:
-        pids = [log[0]["pid"] for number, log in _logs(folder).items() if number == fault.who]
+        pids = [log[0]["pid"] for number, log in logs_in(folder).items() if number == fault.who]
     for pid in pids:
         os.kill(pid, SIGNALS.get(fault.kind, signal.SIGKILL))
     return bool(pids)

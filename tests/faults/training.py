@@ -73,7 +73,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 def main() -> None:
     folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-    number = int(os.environ["MANYHANDS_RANK"])
+    number = int(os.environ.get("MANYHANDS_NUMBER") or os.environ["MANYHANDS_RANK"])
     log = (folder / f"log-{number}.jsonl").open("a", buffering=1)
 
     def note(**row: Any) -> None:
@@ -87,7 +87,9 @@ def main() -> None:
         # For workers that are loading PyTorch; and, before it is too late for that, for those that are to die.
         is_waiting = session.world.size < settings.get("until", 0)
         is_early = session.epoch > 0 and session.world.size > settings.get("down_to", session.world.size)
-        time.sleep(1.0 if is_waiting else 0.3 if is_early else settings.get("pause_s", 0.0))
+        is_enough = (folder / "enough").exists()  # all that was to happen has happened
+        pause_s = 0.0 if is_enough else settings.get("pause_s", 0.0)
+        time.sleep(1.0 if is_waiting else 0.3 if is_early else pause_s)
         for when, kind in list(todo):
             if model.training and session.steps + 1 == when:
                 todo.remove((when, kind))
@@ -105,8 +107,10 @@ def main() -> None:
     for _ in range(settings.get("epochs", 2)):
         for batch in session.batches(data, batch_size=8):
             note(kind="step", step=session.steps + 1, ids=[] if digits else batch[2].tolist())
+            takeovers = session.takeovers
             session.step(batch)
-            note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
+            if session.takeovers == takeovers:  # else the others have gone on without this worker's batch
+                note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
         if not digits:
             note(kind="evaluated", loss=session.evaluate(data)["loss"], epoch=session.epoch)
     accuracy = (

@@ -38,7 +38,9 @@ def test_a_death_ends_the_generation_and_the_next_begins_when_all_have_left() ->
     roster.hear(here(0, waits=True, commits=5))
     assert roster.answer(0) is None, "worker 2 has not left yet"
     roster.hear(here(2, waits=True, commits=6))
-    turn = Turn(generation=1, members=(0, 2), heirs=2, last_commits=6, steps=6, gone=(1,), left=())
+    turn = Turn(
+        generation=1, members=(0, 2), heirs=2, last_commits=6, steps=6, gone=(1,), left=(), hosts=(0, 0)
+    )
     assert roster.answer(0) == roster.answer(2) == turn
 
 

@@ -15,6 +15,9 @@ PLACEMENT = "MANYHANDS_PLACEMENT"
 LAUNCHER_PID = "MANYHANDS_LAUNCHER_PID"
 INVITATION = "MANYHANDS_INVITATION"
 """How to reach the coordinator, where the run has one."""
+HOST = "MANYHANDS_HOST"
+ADDRESS = "MANYHANDS_ADDRESS"
+"""The host's number and its address, in a run that may have several hosts."""
 NUMBER = "MANYHANDS_NUMBER"
 """By which people know this worker, where that is not its first rank."""
 IS_NEW = "MANYHANDS_IS_NEW"
@@ -52,6 +55,8 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
         first_workers=workers,
         members=tuple(range(workers)) if INVITATION in environ else (),
         is_new=is_new,
+        host=whole_number(environ, HOST) if HOST in environ else 0,
+        address=environ.get(ADDRESS),
         launcher="manyhands",
         store=store,
         serves=store is not None and rank == 0,

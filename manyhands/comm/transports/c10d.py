@@ -1,51 +1,50 @@
-"""Point-to-point over `torch.distributed` with Gloo: what connects hosts."""
+"""Point-to-point over a group of `torch.distributed`: what connects hosts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
+from manyhands.comm.transports.gloo import waited
 from manyhands.comm.transports.transport import Handle
 from manyhands.errors import PeerLost
 
 
 class C10dTransport:
-    """Messages among the ranks of a Gloo process group; `None` is the default group.
+    """Messages among the ranks of a Gloo group.
 
-    Transports with different tags do not see each other's messages.
+    Transports with different tags do not see each other's messages. `names` is what messages to people call the
+    ranks, where they count a part of the world.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, tag: int = 0) -> None:
+    def __init__(self, group: Any, *, tag: int = 0, names: Sequence[int] | None = None) -> None:
         self._group = group
         self._tag = tag
-        self._workers: list[int] = dist.get_process_group_ranks(group)
-        self.rank: int = dist.get_rank(group)
-        self.size: int = len(self._workers)
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        self._names = names or range(self.size)
 
     def send(self, peer: int, vector: Tensor) -> Handle:
-        return self._start(dist.isend, peer, vector)
+        return self._start(self._group.send, peer, vector)
 
     def receive(self, peer: int, into: Tensor) -> Handle:
-        return self._start(dist.irecv, peer, into)
+        return self._start(self._group.recv, peer, into)
 
-    def _start(self, post: Callable[..., dist.Work | None], peer: int, vector: Tensor) -> Handle:
-        worker = self._workers[peer]
+    def _start(self, post: Callable[..., Any], peer: int, vector: Tensor) -> Handle:
+        worker = self._names[peer]
         with _naming(worker):
-            work = post(vector, worker, group=self._group, tag=self._tag)
-        if work is None:
-            raise ValueError(f"worker {dist.get_rank()} is not a member of the group {self._workers}")
-        return _Work(work, worker)
+            return _Work(post([vector], peer, self._tag), worker)
 
 
 class _Work:
-    def __init__(self, work: dist.Work, worker: int) -> None:
+    def __init__(self, work: Any, worker: int) -> None:
         self._work = work
         self._worker = worker
 
     def wait(self) -> None:
         with _naming(self._worker):
-            self._work.wait()
+            waited(self._work)
 
 
 @contextmanager

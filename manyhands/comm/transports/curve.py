@@ -12,6 +12,9 @@ from manyhands import telemetry
 
 HANDSHAKE_MS = 10_000  # how long a connection may take to prove who it is
 
+_BEAT_MS = 500
+_SILENCE_MS = 2_000  # after which a connection is made anew: it may have been cut without a word
+
 Keys = tuple[bytes, bytes]
 
 make_keys = zmq.curve_keypair
@@ -51,6 +54,13 @@ class Door:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def watch(socket: "zmq.Socket[bytes]") -> None:
+    """Have a socket notice connections that carry nothing any more; before it is bound or connected."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, _SILENCE_MS)
 
 
 def introduce(socket: "zmq.Socket[bytes]", server_key: bytes, keys: Keys) -> None:

@@ -1,0 +1,120 @@
+"""The other hosts of a run, as the coordinator knows them: decisions, without sockets and clocks.
+
+Each has a launcher that says several times a second that it is there, and which of its workers have ended. It computes
+nothing, so its silence means that the host, or the way to it, is gone. Its workers are then given up; should they be
+heard again, they take the state over like new ones. A run goes on where its coordinator is, and nowhere else.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import msgspec
+
+from manyhands.cluster.control import NUMBERS, HostHere, HostThere
+from manyhands.cluster.roster import Roster
+
+SILENCE_S = 3.0
+SUSPICIOUS_S = 1.0  # where others have noticed that something is wrong: a connection was closed on them
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker of another host has ended, and when that was heard."""
+
+    member: int
+    address: str
+    how: str
+    at_s: float
+
+
+class Vanished(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that has fallen silent, its workers, and when it was last heard."""
+
+    address: str
+    members: list[int]
+    at_s: float
+
+
+@dataclass
+class _Guest:
+    address: str
+    workers: int
+    heard_s: float
+    is_here: bool = True
+    ended: dict[int, Ending] = field(default_factory=dict)
+    stalled: set[int] = field(default_factory=set)
+
+
+class Guests:
+    """`hosts` is how many there must be, the coordinator's own included, before the roster may begin."""
+
+    def __init__(self, roster: Roster, *, hosts: int, own_workers: int) -> None:
+        self._roster = roster
+        self._hosts = hosts
+        self._own_workers = own_workers
+        self._numbers: dict[str, int] = {}  # by token
+        self._guests: dict[int, _Guest] = {}
+        self._vanished: list[Vanished] = []
+        self._expect()
+
+    def hear(self, said: HostHere, now_s: float) -> HostThere:
+        """What a launcher says of its host; returns the answer."""
+        number = self._number(said)
+        guest = self._guests.setdefault(number, _Guest(said.address, said.workers, now_s))
+        guest.heard_s, guest.is_here = now_s, True
+        for member, how in said.ended:
+            guest.stalled.discard(member)
+            if member not in guest.ended and member // NUMBERS == number:
+                guest.ended[member] = Ending(member=member, address=guest.address, how=how, at_s=now_s)
+                self._expect()
+                self._roster.end(member)
+        self._expect()
+        seated = tuple(member for member in self._roster.seated if member // NUMBERS == number)
+        return HostThere(host=number, stalled=tuple(sorted(guest.stalled)), seated=seated)
+
+    def _number(self, said: HostHere) -> int:
+        """A coordinator that was started again learns the numbers from the launchers."""
+        if said.token not in self._numbers:
+            known = {*self._numbers.values(), *(member // NUMBERS for member in self._roster.heard)}
+            is_free = said.host > 0 and said.host not in self._numbers.values()
+            self._numbers[said.token] = said.host if is_free else max({0, *known}) + 1
+        return self._numbers[said.token]
+
+    def _expect(self) -> None:
+        if self._hosts and len(self._guests) + 1 >= self._hosts:
+            theirs = sum(guest.workers - len(guest.ended) for guest in self._guests.values())
+            self._roster.expected = self._own_workers + theirs
+
+    def find_vanished(self, now_s: float) -> list[int]:
+        """Give up the workers of hosts that have fallen silent; returns them."""
+        lost: list[int] = []
+        limit_s = SUSPICIOUS_S if self._roster.is_left else SILENCE_S
+        for number, guest in self._guests.items():
+            if guest.is_here and now_s - guest.heard_s > limit_s:
+                guest.is_here = False
+                guest.stalled.clear()
+                members = [member for member in self._roster.live if member // NUMBERS == number]
+                lost += members
+                if members:
+                    self._vanished.append(
+                        Vanished(address=guest.address, members=members, at_s=guest.heard_s)
+                    )
+        if lost:
+            self._roster.lose_all(lost)
+        return lost
+
+    def see_to(self, member: int) -> bool:
+        """A member hangs; says whether it is for a launcher on another host to end it, or is gone with its host."""
+        guest = self._guests.get(member // NUMBERS)
+        if guest is not None and guest.is_here:
+            guest.stalled.add(member)
+        return guest is not None
+
+    def endings(self, members: Collection[int]) -> list[Ending]:
+        return [
+            guest.ended[m] for guest in self._guests.values() for m in sorted(members) if m in guest.ended
+        ]
+
+    def take_vanished(self) -> list[Vanished]:
+        """Those that were not told yet."""
+        found, self._vanished = self._vanished, []
+        return found

@@ -1,0 +1,52 @@
+"""Groups of processes that sum over the network, by Gloo; each is made for one generation and ends with it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from manyhands.comm.transports.wires import Wires
+
+MEETING_S = 300.0
+STEP_TIMEOUT = timedelta(
+    seconds=1800
+)  # a peer that died is noticed at once; this is for one that only stopped
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """How this worker reaches the others: where all meet, its own address, and the connections that are made."""
+
+    store: Any
+    address: str
+    wires: Wires
+    patience_s: float = MEETING_S
+    """How long a group waits for its members when it is made."""
+
+    def among(self, name: str) -> "Network":
+        """The same, for groups whose names nobody outside may meet."""
+        return replace(self, store=dist.PrefixStore(name, self.store))
+
+    def group(self, name: str, ranks: Sequence[int], rank: int) -> Any:
+        """A group of these workers, of which this is one; all of them must ask."""
+        kind: Any = dist.ProcessGroupGloo
+        options = kind._Options()
+        interface = os.environ.get(_INTERFACE, "").partition(",")[0]
+        make = kind.create_device
+        options._devices = [make(interface=interface) if interface else make(hostname=self.address)]
+        options._timeout = timedelta(seconds=self.patience_s)
+        options._threads = 2
+        with self.wires.drawing():
+            place = dist.PrefixStore(name, self.store)
+            group = kind(place, list(ranks).index(rank), len(ranks), options)
+        group._set_default_timeout(STEP_TIMEOUT)
+        return group
+
+
+def waited(work: Any) -> None:
+    """Return when a transfer is complete."""
+    work.wait(STEP_TIMEOUT)  # what was set for the group does not hold for single messages
