@@ -18,8 +18,9 @@ help:
 train: $(READY)
 	$(BIN)/manyhands train
 
+# Two at a time, since many tests wait for processes; a file stays together, for what its tests share.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 chaos: $(READY)
 	$(BIN)/python -m tests.faults.chaos

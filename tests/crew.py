@@ -3,12 +3,15 @@ the start-up."""
 
 import os
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from manyhands import strategies
 from manyhands.cluster.seat import Seat
 from manyhands.cluster.world import Station, World
+from manyhands.errors import PeerLost
 
 
 def in_threads(
@@ -31,10 +34,14 @@ def in_threads(
     results: list[Any] = [None] * total
     errors: list[BaseException] = []
 
+    def check() -> None:
+        if errors:
+            raise PeerLost("another worker failed")
+
     def one(rank: int) -> None:
         seat = Seat(rank=rank, size=total, servers=servers, launcher="test", arena_fd=fd)
         try:
-            world: Any = World(seat) if seat.server is None else Station(seat)
+            world: Any = World(seat, check) if seat.server is None else Station(seat)
             try:
                 results[rank] = work(world)
             except SystemExit:
@@ -42,17 +49,18 @@ def in_threads(
             world.close()
         except BaseException as error:
             errors.append(error)
+            # Servers end when their workers' connections do: nothing must hold on to the session that failed.
+            traceback.clear_frames(error.__traceback__)
 
     threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(total)]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + timeout_s
     for thread in threads:
-        # A worker that failed leaves the others waiting for it: do not wait for them.
-        while thread.is_alive() and not errors and timeout_s > 0:
-            thread.join(0.05)
-            timeout_s -= 0.05
+        thread.join(max(0.0, deadline - time.monotonic()))
     os.close(fd)
+    # Whoever is left behind would hold memory and telemetry that later tests count.
+    assert not any(thread.is_alive() for thread in threads), f"{size} workers did not finish: {errors}"
     if errors:
         raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), f"{size} workers did not finish"
     return results[:size]

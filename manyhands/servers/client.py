@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.errors import PeerLost, UsageError
+from manyhands.errors import ManyhandsError, PeerLost, UsageError
 from manyhands.replica.layout import Span
 from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
@@ -141,8 +141,13 @@ class Servers:
                 workers=workers,
             )
             line.send(encode(hello))
-        for line in lines:
-            self._answer_of(line, Done)
+        try:
+            for line in lines:
+                self._answer_of(line, Done)
+        except ManyhandsError:
+            for line in lines:
+                line.close()
+            raise
 
     @property
     def leads(self) -> bool:
