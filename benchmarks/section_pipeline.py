@@ -22,10 +22,10 @@ YARDSTICK = f"{STAGES} replicas"  # what the machine gains from a second worker 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=DEFAULT_JOBS, metavar="JOB")
     parser.add_argument("--microbatches", nargs="+", type=int, default=[1, 2, 4, 8], metavar="M")
-    parser.add_argument("--batch", type=int, default=128, help="samples of a step (default 128)")
+    parser.add_argument("--batch", type=int, default=256, help="samples of a step (default 256)")
     parser.add_argument("--schedules", nargs="+", default=["1f1b"], metavar="S")
     parser.add_argument("--peer", action="store_true", help="torch.distributed.pipelining over Gloo as well")
-    parser.add_argument("--steps", type=int, default=4, help="timed steps per turn (default 4)")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps per turn (default 2)")
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those (default 1)")
 
 

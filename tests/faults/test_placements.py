@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyhands import strategies
 from manyhands.cli.again import Again
+from manyhands.cli.running import elastic_terms
 from manyhands.cluster.events import Event
 from manyhands.cluster.supervisor import Outcome
 from manyhands.cluster.world import World
+from manyhands.errors import UsageError
+from manyhands.placement import Mesh
 from manyhands.sessions import Session
 from tests.crew import in_threads
 from tests.end_to_end.commands import manyhands, parameters
@@ -132,3 +136,10 @@ def test_only_a_death_is_a_reason(code: int, saved: Path) -> None:
 def test_an_interrupted_run_does_not_begin_again(saved: Path) -> None:
     ended = Outcome(ok=False, exit_code=130, message="interrupted by SIGINT")
     assert end([ended], saved)[0] is ended
+
+
+def test_others_cannot_join_a_run_whose_replicas_are_in_parts() -> None:
+    strategy = strategies.parse(strategies.DEFAULT)
+    assert elastic_terms(strategy, Mesh(stages=2), 2, None) is None, "nobody could go on"
+    with pytest.raises(UsageError, match="use --workers 2"):
+        elastic_terms(strategy, Mesh(stages=2), 4, None)

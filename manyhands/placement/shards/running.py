@@ -30,7 +30,8 @@ class Shards(Crew):
         everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         super().__init__(model, loss, standing, held=everything)
         give_freed_memory_back()  # what follows comes from the kernel and goes back to it
-        self._comm = standing.crew.comm
+        # Where all workers have one replica, the world's own comm saves the buffers of another.
+        self._comm = standing.world.comm if standing.mesh.replicas == 1 else standing.crew.comm
         self._names, params = trained(model, optimizer)
         self._gathered = {id(param): Gathered(param, self._comm) for param in params}
         self._in_order = [self._gathered[id(param)] for param in params]
