@@ -106,13 +106,12 @@ def first_world(member: Member) -> World:
         with contextlib.suppress(PeerLost):
             return World(seat, member.check)
     while True:
-        try:
-            turn, way = _turn(seat, member)
-            if member.number not in turn.members:  # it was asked to leave before it had come
-                sys.exit(local.EXIT_LEFT)
+        turn, way = _turn(seat, member)
+        if member.number not in turn.members:  # it was asked to leave before it had come
+            sys.exit(local.EXIT_LEFT)
+        with contextlib.suppress(PeerLost):
             return _world(seat, member, turn, way)
-        except PeerLost:
-            member.on_over()
+        member.on_over()
 
 
 def _turn(seat: Seat, member: Member, **state: Any) -> tuple[Turn, Way]:
