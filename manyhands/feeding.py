@@ -190,13 +190,14 @@ class Feed:
             checks=self.checks,
         )
 
-    def take_over(self, record: Record | None, seed: int, *, is_in_it: bool = False) -> None:
-        """Be where others are; `is_in_it` is whether this worker is already in the loop in which they are."""
+    def take_over(self, record: Record | None, seed: int, *, is_in_it: bool, keeps: bool) -> None:
+        """Be where others are. `is_in_it` is whether this worker is already in the loop in which they are, and `keeps`
+        whether what it has used is in its parameters still."""
         self._is_joining = record is not None and record.is_in_loop and not is_in_it
         if record is None:
             self.ledger = None
             return
-        if self.ledger is None or self.ledger.epoch != record.epoch:
+        if self.ledger is None or self.ledger.epoch != record.epoch or not keeps:
             self.audit = Audit()
         self.ledger = Ledger(record.length, seed=seed, epoch=record.epoch, shuffle=record.shuffle)
         self.ledger.committed = record.committed

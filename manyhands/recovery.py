@@ -106,10 +106,12 @@ def first_world(member: Member) -> World:
         with contextlib.suppress(PeerLost):
             return World(seat, member.check)
     while True:
-        try:
-            return _world(seat, member, *_turn(seat, member))
-        except PeerLost:
-            member.on_over()
+        turn, way = _turn(seat, member)
+        if member.number not in turn.members:  # it was asked to leave before it had come
+            sys.exit(local.EXIT_LEFT)
+        with contextlib.suppress(PeerLost):
+            return _world(seat, member, turn, way)
+        member.on_over()
 
 
 def _turn(seat: Seat, member: Member, **state: Any) -> tuple[Turn, Way]:
@@ -310,7 +312,7 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         held = session.feed.in_hand(old_world.rank) if old is not None else []
         everyone = [msgspec.json.decode(row) for row in world.gather(msgspec.json.encode(held))]
         if old is None or session.calls < most:
-            _take_over(session, msgspec.json.decode(told, type=Record))
+            _take_over(session, msgspec.json.decode(told, type=Record), keeps=old is not None)
         session.feed.deal(world.size, everyone)
     elif replica.lent is None:  # else servers have seen to it
         spread(replica, comm, session.placing.peers)
@@ -374,7 +376,7 @@ def _record(session: "Session") -> bytes:
     )
 
 
-def _take_over(session: "Session", record: Record) -> None:
+def _take_over(session: "Session", record: Record, *, keeps: bool) -> None:
     """Become, but for the replica, what another worker's session is."""
     session.caught_up_at, session.outside_before = record.calls, record.outside
     session.commits, session.steps, session.epoch = record.commits, record.steps, record.epoch
@@ -386,8 +388,8 @@ def _take_over(session: "Session", record: Record) -> None:
     session.cadence.mark(steps=record.saved_steps, epochs=record.saved_epochs)
     session.measured = {name: float("nan") if v is None else v for name, v in record.measured.items()}
     is_in_it = session.feed.data is not None and session.calls == record.calls
-    session.feed.take_over(record.feed, record.seed, is_in_it=is_in_it)
-    session.takeovers += 1
+    session.feed.take_over(record.feed, record.seed, is_in_it=is_in_it, keeps=keeps)
+    session.takeovers += not keeps
     for group, saved in zip(session.optimizer.param_groups, record.groups, strict=True):
         group.update({key: like(value, group.get(key)) for key, value in saved.items()})
     if session.scheduler is not None and record.scheduler is not None:

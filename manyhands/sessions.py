@@ -199,9 +199,8 @@ class Session:
         self._change_is_due = False
         self._replica: Replica | None = None
         self.has_state = True  # not where the others have gone on without this worker
-        self.is_behind = (
-            False  # whether the replica lacks a step that counts, or is torn: another host's must be taken
-        )
+        # Whether the replica lacks a step that counts, or is torn, so that another host's must be taken.
+        self.is_behind = False
         self.takeovers = 0  # how often this worker has become what another one was
         recovery.surviving(self, self._enter_first)
         telemetry.event("start", workers=self.world.size, strategy=strategy, placement=placement)

@@ -98,6 +98,10 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
     seat = with_servers(own_seat(), options.servers)
     if seat.launcher != "alone":
+        if options.hosts:
+            raise UsageError(
+                f"--hosts is for runs of our own launcher, and {seat.launcher} has started this one"
+            )
         return _join(options, seat)
     workers, most = options.workers or (2, 2)
     if workers < 1:

@@ -122,7 +122,7 @@ def elastic_terms(
             replace=REPLACE if replace is None else replace,
             stall_s=stall_s,
             hosts=hosts[0],
-            address=hosts[1],
+            address=_meeting_address(hosts[1]),
         )
     if not strategy.survives or mesh.members > 1 or most == 1:
         return None
@@ -156,16 +156,21 @@ def host_count(text: str) -> tuple[int, str]:
     number, _, place = text.partition("@")
     try:
         hosts = int(number)
-        address, colon, port = place.rpartition(":") if ":" in place else (place, "", "")
-        taken = int(port) if colon else 0
+        int(place.partition(":")[2] or "0")
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a number of hosts nor like 2@10.0.0.1"
         ) from None
     if hosts < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: there must be at least 1 host")
+    return hosts, place
+
+
+def _meeting_address(place: str) -> str:
+    """Where the coordinator listens, with what was not said filled in."""
+    address, _, port = place.partition(":")
     address = address or outward_address()
-    return hosts, f"{address}:{taken or free_port(address)}"
+    return f"{address}:{port or free_port(address)}"
 
 
 def join_run(address: str, command: list[str], workers: int = 1) -> int:

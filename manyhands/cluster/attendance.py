@@ -128,6 +128,7 @@ class Attendance:
 
     @property
     def failed(self) -> str:
+        """Why the run cannot go on, for a reason that is not on this host: here nobody would know."""
         return ""
 
     def tick(self) -> None:

@@ -24,9 +24,8 @@ class Roster:
         self.turn: Turn | None = None
         self._has_begun = False  # whether anyone seated was heard; else we may know less than they
         self._is_lost = False  # whether nobody has the state any more
-        self.expected: int | None = (
-            None  # where the first generation is of those who come: how many there will be
-        )
+        # Where the run begins with whoever comes: how many that will be, once it is known.
+        self.expected: int | None = None
 
     def hear(self, here: Here) -> None:
         """What a member says of itself; one that was given up and speaks again is new."""

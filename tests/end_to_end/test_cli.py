@@ -88,6 +88,15 @@ def test_verbs_and_flags_are_few() -> None:
     assert flags == FLAGS
 
 
+def test_hosts_are_for_strategies_that_step_together(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "script.py").touch()
+    words = ["--hosts", "2@127.0.0.1", "--strategy", "hogwild", "script.py"]
+    done = call(capsys, "launch", *words)
+    assert done.code == 2
+    assert "and hogwild is not one of them" in done.err
+    assert call(capsys, "launch", "--hosts", "two", "script.py").code == 2
+
+
 @pytest.mark.parametrize(
     ("what", "names"),
     [

@@ -31,7 +31,7 @@ STRATEGIES = (
     ("parameter-server:async", 1, 0.01),
     ("gossip", 0, 0.0125),
     ("ad-psgd", 0, 0.0125),
-    ("all-reduce on emulated hosts", 0, 0.05),
+    *([] if emulation.available() else [("all-reduce on emulated hosts", 0, 0.05)]),
 )
 LAYOUTS = ((2, 2), (1, 2, 1), (2, 1, 1))  # workers of each host
 WORKERS = 4
@@ -107,8 +107,6 @@ def check(ran: AnyRan, length: int) -> None:
 
 
 def main(kills: int, seed: int) -> None:
-    if reason := emulation.available():
-        raise SystemExit(f"chaos needs emulated hosts: {reason}")
     baselines: dict[str, float] = {}
     length = 0
     for strategy, servers, lr in STRATEGIES:
