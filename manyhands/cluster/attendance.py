@@ -56,7 +56,7 @@ class Attendance:
         self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         self._socket.setsockopt(zmq.SNDHWM, 8)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        watch(self._socket)
+        watch(self._socket, invitation.endpoint)
         keys = (invitation.public_key.encode(), invitation.secret_key.encode())
         introduce(self._socket, invitation.server_key.encode(), keys)
         self._socket.connect(invitation.endpoint)

@@ -85,7 +85,7 @@ class Coordinator:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that connects anew is the same member
-        watch(self._socket)
+        watch(self._socket, orders.endpoint)
         self._door.guard(self._socket, (orders.keys[0].encode(), orders.keys[1].encode()))
         self._bind(orders.endpoint)
         self._addresses: dict[int, bytes] = {}

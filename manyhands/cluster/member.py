@@ -159,8 +159,8 @@ class Member:
         socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         socket.setsockopt(zmq.SNDHWM, 8)  # old beats are of no use to a coordinator that comes back
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        watch(socket)
         invitation = self._invitation
+        watch(socket, invitation.endpoint)
         keys = (invitation.public_key.encode(), invitation.secret_key.encode())
         introduce(socket, invitation.server_key.encode(), keys)
         socket.connect(invitation.endpoint)

@@ -56,11 +56,12 @@ class Door:
         self.socket.close()
 
 
-def watch(socket: "zmq.Socket[bytes]") -> None:
+def watch(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     """Have a socket notice connections that carry nothing any more; before it is bound or connected."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, _SILENCE_MS)
+    if endpoint.startswith("tcp://"):  # inside a host there is nothing that could be cut
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _SILENCE_MS)
 
 
 def introduce(socket: "zmq.Socket[bytes]", server_key: bytes, keys: Keys) -> None:
