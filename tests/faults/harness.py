@@ -59,11 +59,13 @@ class Logs:
     def committed(self) -> list[list[int]]:
         """The samples of every step that counts, as the workers noted them before each step.
 
-        A worker that died in a step may have had a part in it: the others know how many samples it had.
+        A worker that died in a step may have had a part in it: the others know how many samples it had. If several
+        died in it, those had no part whose samples others use later in the epoch.
         """
         noted: dict[int, dict[int, list[int]]] = {}
         sure: dict[int, set[int]] = {}
         samples: dict[int, int] = {0: 0}
+        epochs: dict[int, int] = {}
         for number, log in self.logs.items():
             for row in log:
                 if row["kind"] == "step":
@@ -71,13 +73,17 @@ class Logs:
                 elif row["kind"] == "made":
                     sure.setdefault(row["step"], set()).add(number)
                     samples[row["step"]] = row["samples"]
+                    epochs[row["step"]] = row["epoch"]
         steps = []
         for step in sorted(sure):
             known = [i for number in sorted(sure[step]) for i in noted[step][number]]
             doubtful = [ids for number, ids in noted[step].items() if number not in sure[step]]
-            if len(known) < samples[step] - samples[step - 1]:
-                known += [i for ids in doubtful for i in ids]
-            assert len(known) == samples[step] - samples[step - 1], f"step {step}"
+            wanted = samples[step] - samples[step - 1]
+            if len(known) < wanted:
+                after = [later for later in sure if later > step and epochs[later] == epochs[step]]
+                used = {i for later in after for number in sure[later] for i in noted[later][number]}
+                known += [i for ids in doubtful if used.isdisjoint(ids) for i in ids]
+            assert len(known) == wanted, f"step {step}: {wanted} samples, of {noted[step]}, sure {sure[step]}"
             steps.append(known)
         return steps
 
