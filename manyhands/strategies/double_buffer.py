@@ -36,6 +36,9 @@ class DoubleBuffer(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
+    def updates_late(self, workers: int, hosts: int = 1) -> int:
+        return 1
+
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         late = self._buffer(replica, replica.steps)
         loss = self._predicted(replica, share) if self.predict else replica.backward(share)
