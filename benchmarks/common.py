@@ -36,6 +36,18 @@ def arguments(description: str, *, rounds: int = 5) -> argparse.ArgumentParser:
     return parser
 
 
+def run_section(description: str, benchmark: str, sections: Mapping[str, Any]) -> None:
+    """The command line of a benchmark in sections: modules with `add_arguments` and `run`."""
+    parser = arguments(description, rounds=3)
+    named = parser.add_subparsers(dest="section", required=True, metavar="SECTION")
+    for name, section in sections.items():
+        summary = (section.__doc__ or "").partition("\n")[0]
+        section.add_arguments(named.add_parser(name, help=summary, description=summary))
+    options = parser.parse_args()
+    results = sections[options.section].run(options)
+    write(options, benchmark=f"{benchmark}-{options.section}", results=results)
+
+
 def say(text: str) -> None:
     """Progress, on standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ import section_accuracy
 import section_servers
 import section_stragglers
 import section_traffic
-from common import arguments, write
+from common import run_section
 
 SECTIONS = {
     "servers": section_servers,
@@ -19,17 +19,5 @@ SECTIONS = {
     "accuracy": section_accuracy,
 }
 
-
-def main() -> None:
-    parser = arguments("Strategies beside their peers and their formulas.", rounds=3)
-    sections = parser.add_subparsers(dest="section", required=True, metavar="SECTION")
-    for name, section in SECTIONS.items():
-        summary = (section.__doc__ or "").partition("\n")[0]
-        section.add_arguments(sections.add_parser(name, help=summary, description=summary))
-    options = parser.parse_args()
-    results = SECTIONS[options.section].run(options)
-    write(options, benchmark=f"strategies-{options.section}", results=results)
-
-
 if __name__ == "__main__":
-    main()
+    run_section("Strategies beside their peers and their formulas.", "strategies", SECTIONS)

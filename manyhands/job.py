@@ -73,7 +73,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         keep=plan.train.keep,
         strategy=plan.strategy,
         placement=plan.placement,
-        example=gather(samples.train, torch.arange(min(plan.train.batch, len(samples.train))), 0),
+        example=_example(plan, samples),
     )
     session.plan = msgspec.to_builtins(plan)
     if say and why:
@@ -111,6 +111,13 @@ def load(plan: Plan) -> tuple[data.Data, nn.Module]:
     """The data, and a model that fits it."""
     samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
     return samples, models.build(plan.model, samples.shape, samples.classes)
+
+
+def _example(plan: Plan, samples: data.Data) -> Any:
+    """A batch on which a placement may measure the model; where every worker has all of it, nobody reads one."""
+    if plan.mesh().members == 1:
+        return None
+    return gather(samples.train, torch.arange(min(plan.train.batch, len(samples.train))), 0)
 
 
 def _check_device(device: str) -> None:

@@ -38,7 +38,8 @@ class Meeting:
         if self._rows is None:
             self._rows = self._answer()
             self._check(self._rows)
-            self._same_samples(self._rows)
+            if self._mesh.copies > 1:
+                self._same_samples(self._rows)
         return self._rows
 
     def total(self) -> float:

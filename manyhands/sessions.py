@@ -248,9 +248,8 @@ class Session:
 
         Gradients are weighted by samples over all workers, so batches may differ in size.
         """
-        limit = (
-            self.feed.batch if self.placing.mesh.feeds < self.full else None
-        )  # fewer workers have more each
+        # Fewer workers have more each.
+        limit = self.feed.batch if self.placing.mesh.feeds < self.full else None
         pieces = [piece for batch in batches for piece in (split(batch, limit) if limit else [batch])]
         parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
         if self.feed.data is None and not self._is_in_own_loop:

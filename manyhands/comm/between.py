@@ -36,7 +36,7 @@ class BetweenHosts(Comm):
     ) -> None:
         """With `devices`, a group of all workers that sums on their GPUs."""
         self.size = len(hosts)
-        self.rank = next((index for index, ranks in enumerate(hosts) if rank in ranks), -1)
+        self.rank = next(index for index, ranks in enumerate(hosts) if rank in ranks)
         self.lanes = lane_count(hosts)
         self._groups: dict[int, Any] = {}
         self._quick: list[Any] = []  # small messages do not queue behind large ones

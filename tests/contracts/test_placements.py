@@ -56,11 +56,15 @@ def make_net() -> nn.Module:
         nn.Tanh(),
         nn.Linear(8, 4),
     )
-    generator = torch.Generator().manual_seed(5)  # one of its own: threads share torch's
-    net = net.double()
+    return filled(net.double(), 5, 0.3)
+
+
+def filled(net: nn.Module, seed: int, scale: float) -> nn.Module:
+    """The same values in every thread: a generator of its own, since threads share torch's."""
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for param in net.parameters():
-            param.copy_(torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.3)
+            param.copy_(torch.randn(param.shape, generator=generator, dtype=torch.float64) * scale)
     return net
 
 
@@ -275,12 +279,7 @@ class Skipping(nn.Module):
 @pytest.mark.parametrize("stages", [2, 3])
 def test_a_model_that_is_no_sequence(stages: int) -> None:
     def make() -> nn.Module:
-        net = Skipping().double()
-        generator = torch.Generator().manual_seed(3)
-        with torch.no_grad():
-            for param in net.parameters():
-                param.copy_(torch.randn(param.shape, generator=generator, dtype=torch.float64) * 0.3)
-        return net
+        return filled(Skipping().double(), 3, 0.3)
 
     def work(world: World) -> nn.Module:
         net = make()
@@ -391,12 +390,7 @@ def test_models_of_the_zoo(model: str, shape: tuple[int, ...], classes: int, tex
     work = list(zip(data[::2], data[1::2], strict=True))
 
     def make() -> nn.Module:
-        net = models.build(model, shape, classes).double().eval()
-        fixed = torch.Generator().manual_seed(9)
-        with torch.no_grad():
-            for param in net.parameters():
-                param.copy_(torch.randn(param.shape, generator=fixed, dtype=torch.float64) * 0.2)
-        return net
+        return filled(models.build(model, shape, classes).double().eval(), 9, 0.2)
 
     def run(world: World) -> nn.Module:
         net = make()

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from manyhands.comm.transports.wires import Wires
 
 MEETING_S = 300.0
-STEP_TIMEOUT = timedelta(
-    seconds=1800
-)  # a peer that died is noticed at once; this is for one that only stopped
+# A peer that died is noticed at once; this is for one that only stopped.
+STEP_TIMEOUT = timedelta(seconds=1800)
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
