@@ -62,6 +62,7 @@ def compose(
         factored=len(world.hosts) == 1,
         journaled=journaled,
         gated=journaled and len(world.hosts) > 1,
+        exact=world.size == 1 or not strategy.lockstep,  # of hosts that step together all or none
         lanes=lanes,
         clip_norm=clip_norm,
         agree=comm.copy_ if strategy.synchronous else None,

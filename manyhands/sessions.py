@@ -819,8 +819,8 @@ class Session:
         others = self._others()
         if not others:
             leaving.stop_listening()
-        if self.out and not any(other.out for other in others):
-            telemetry.close()
+        if self.out and not any(other.out == self.out for other in others):
+            telemetry.close()  # now what it has recorded is on the disk
 
     def _others(self) -> "list[Session]":
         """The other sessions of this process that are not closed."""

@@ -1,19 +1,24 @@
 """What an owner is about to change, where the others can read it, so that they can finish its work if it dies.
 
-Before a span is updated, its parameters and its optimizer state are copied to a place that is used again for every
-span, and so stays in the cache. If the owner dies in the middle, the survivors put the copy back; which spans of this
-step are done, and which are not, is written down as well. The gradients of a step that has passed its gate are in
-common memory: the survivors update the rest.
+Before an optimizer updates a span, its parameters and its optimizer state are copied to a place that is used again for
+every span, and so stays in the cache. If the owner dies in the middle, the survivors put the copy back. Updates made of
+passes that can be made again (`Descent`) copy nothing: which pass is going on is written down, and the survivors go on
+from there. Which spans of this step are done, and which are not, is written down as well. The gradients of a step that
+has passed its gate are in common memory: the survivors update the rest.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from manyhands.replica.descent import Descent
 from manyhands.replica.layout import Layout, Span, slots
 
 Allocate = Callable[[int, torch.dtype], Tensor]
+
+_STAGES = 4  # a copy was made, or one of the three passes of a descent
 
 
 class Journal:
@@ -43,7 +48,7 @@ class Journal:
         most = max(len(span.places) for span in layout.spans)
         size = owners * most * numbers.shape[1]
         self._numbers_before = allocate(size, numbers.dtype).view(owners, most, numbers.shape[1])
-        # By owner: 1 + index of the span, or 0.
+        # By owner: which span, and at what stage; or 0. One word, so that it is never half written.
         self._changing = allocate(owners, torch.int64).numpy()
         # By span: the last step that is in it.
         self._done = allocate(len(layout.spans), torch.int64).numpy()
@@ -56,7 +61,15 @@ class Journal:
             before[mine, :length].copy_(vector[span.slice])
         if self._numbers.shape[1]:
             self._numbers_before[mine, : len(span.places)].copy_(self._numbers[self._slots[span.index]])
-        self._changing[mine] = span.index + 1
+        self._note(mine, span, 0)
+
+    def _note(self, owner: int, span: Span, stage: int) -> None:
+        self._changing[owner] = 1 + span.index * _STAGES + stage
+
+    def descend(self, span: Span, descent: Descent, gradient: Tensor) -> None:
+        """In place of an update between `begin` and `end`."""
+        room = self._values_before[0][self._mine, : len(descent.params)]
+        descent.make(gradient, room, partial(self._note, self._mine, span))
 
     def end(self, span: Span, step: int) -> None:
         self._done[span.index] = step
@@ -66,19 +79,37 @@ class Journal:
         """Whether a step is in a span."""
         return bool(self._done[span.index] >= step)
 
+    def repair(self, owner: int, step: int, descent: Callable[[Span], Descent]) -> None:
+        """Put back what a dead owner was changing in a step, or finish it."""
+        span, stage = self._found(owner)
+        if span is not None and stage:
+            begun = descent(span)
+            room = self._values_before[0][owner, : len(begun.params)]
+            begun.go_on(stage, room, partial(self._note, owner, span))
+            self._done[span.index] = step
+            self._changing[owner] = 0
+        else:
+            self.undo(owner)
+
     def undo(self, owner: int) -> None:
-        """Put back what a dead owner was changing."""
-        index = int(self._changing[owner]) - 1
-        if index < 0:
+        """Put back what a dead owner was changing by its optimizer."""
+        span, _ = self._found(owner)
+        if span is None:
             return
-        span = self._layout.spans[index]
         for before, vector in zip(self._values_before, self._vectors, strict=True):
             vector[span.slice].copy_(before[owner, : span.stop - span.start])
         if self._numbers.shape[1]:
-            self._numbers[self._slots[index]] = self._numbers_before[owner, : len(span.places)]
+            self._numbers[self._slots[span.index]] = self._numbers_before[owner, : len(span.places)]
         # In this order: if we die as well, someone does it again.
-        self._done[index] = 0
+        self._done[span.index] = 0
         self._changing[owner] = 0
+
+    def _found(self, owner: int) -> tuple[Span | None, int]:
+        """What an owner was changing, and at what stage."""
+        if not self._changing[owner]:
+            return None, 0
+        index, stage = divmod(int(self._changing[owner]) - 1, _STAGES)
+        return self._layout.spans[index], stage
 
     def left(self, step: int) -> list[Span]:
         """The spans that this step has not reached."""

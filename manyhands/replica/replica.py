@@ -65,6 +65,7 @@ class Replica:
         factored: bool = False,
         journaled: bool = False,
         gated: bool = False,
+        exact: bool = True,
         lanes: int | None = None,
         clip_norm: float | None = None,
         agree: Callable[[Tensor], None] | None = None,
@@ -119,7 +120,7 @@ class Replica:
         self._names.reverse()
         self.parameters.reverse()
         self._memory_from = host.arena.used if host else 0
-        self._claim_memory(dtype)
+        self._claim_memory(dtype, exact=exact)
         self._move_in()
         self._memory_to = host.arena.used if host else 0
         if not lent:
@@ -136,7 +137,7 @@ class Replica:
 
     # Setting up
 
-    def _claim_memory(self, dtype: torch.dtype) -> None:
+    def _claim_memory(self, dtype: torch.dtype, *, exact: bool) -> None:
         lent = self.lent
         length, count = self.layout.length, len(self.parameters)
         if self.leads and self._device.type == "cpu" and not lent:
@@ -173,7 +174,7 @@ class Replica:
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
             numbers=self._table if self._journaled else None,
-            in_one_pass=self._journaled or self.gated,  # all hosts alike, whether they have neighbours or not
+            exact=exact,
         )
         self._journal: Journal | None = None
         if self._host and self.updates.numbers is not None:
@@ -398,11 +399,18 @@ class Replica:
 
     def _update(self, span: Span, gradient: Tensor) -> None:
         with telemetry.timed("update"):
-            if self._journal:
-                self._journal.begin(span)
-            self.updates.apply(span, gradient, self._skipped)
-            if self._journal:
-                self._journal.end(span, self._gradients.step)
+            journal = self._journal
+            descent = None if gradient.is_sparse else self.updates.descent(span, self._skipped)
+            if descent and journal:
+                journal.descend(span, descent, gradient)
+            elif descent:
+                descent.make_in_place(gradient)
+            else:
+                if journal:
+                    journal.begin(span)
+                self.updates.apply(span, gradient, self._skipped)
+            if journal:
+                journal.end(span, self._gradients.step)
 
     def receive(self) -> None:
         """The sums of all hosts are here for the spans that this worker owns: wait until that is true of every worker
@@ -440,7 +448,7 @@ class Replica:
         steps = self.begun
         if self._index == survivors[0]:
             for worker in sorted(dead):
-                self._journal.undo(worker)
+                self._journal.repair(worker, steps, self.updates.descent_of_another)
         self._meet(survivors, next(meetings))
         left = self._journal.left(steps)
         self._meet(survivors, next(meetings))  # everyone has the same list

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manyhands.errors import UsageError
+from manyhands.replica.descent import Descent, is_simple
 from manyhands.replica.layout import Layout, Span, slots
 
 ELEMENT_WISE: tuple[type[Optimizer], ...] = (
@@ -151,14 +152,14 @@ class Updates:
         params: Tensor,
         allocate: Callable[[str], Tensor] | None,
         numbers: Callable[[int, int], Tensor] | None = None,
-        in_one_pass: bool = False,
+        exact: bool = True,
     ) -> None:
         self._optimizer = optimizer
         self._twin = twin(optimizer)
         self._step = bare_step(optimizer)
         self._layout = layout
         self._params = params
-        self.in_one_pass = in_one_pass and type(optimizer) in _IN_ONE_PASS
+        self._exact = exact  # the very bits of the user's optimizer; else what is faster
         # One copy per host, visible to all its workers: whoever owns a span writes its part of these.
         names = vector_states(optimizer) if allocate else []
         self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
@@ -187,9 +188,7 @@ class Updates:
 
         The gradient is a vector, or, of a block of a table, a sparse tensor of some rows.
         """
-        pieces = self._pieces.get(span.index)
-        if pieces is None:
-            pieces = self._pieces[span.index] = self._cut(span)
+        pieces = self._pieces_of(span)
         if not skipped.isdisjoint(span.places):
             pieces = self._pieces[span.index] = [part for piece in pieces for part in self._split(piece)]
         groups: dict[tuple[int, bool], list[Tensor]] = {}
@@ -214,12 +213,48 @@ class Updates:
             if self.numbers is not None and (is_new or self._number_names):
                 self._note(span, piece)
 
+    def _pieces_of(self, span: Span) -> list["_Piece"]:
+        pieces = self._pieces.get(span.index)
+        if pieces is None:
+            pieces = self._pieces[span.index] = self._cut(span)
+        return pieces
+
     def _settings(self, group: int, *, is_dense: bool) -> dict[str, Any]:
         settings = settings_of(self._optimizer.param_groups[group])
         chosen = [settings.get(name) for name in ("fused", "foreach", "differentiable", "capturable")]
-        if self.in_one_pass and is_dense and not any(chosen) and not isinstance(settings["lr"], Tensor):
+        may_be_fused = not self._exact and type(self._optimizer) in _IN_ONE_PASS
+        if may_be_fused and is_dense and not any(chosen) and not isinstance(settings["lr"], Tensor):
             settings["fused"] = True
         return settings
+
+    def descent(self, span: Span, skipped: frozenset[int] = frozenset()) -> Descent | None:
+        """What `apply` would do, if it is simple enough to be done without the optimizer."""
+        if self._exact or type(self._optimizer) is not torch.optim.SGD:
+            return None
+        pieces = self._pieces_of(span)
+        first = pieces[0]
+        is_all = len(pieces) == 1 and first.slice.start == span.start and skipped.isdisjoint(span.places)
+        return self._descent(first, is_first=not first.adopted) if is_all and not first.rows else None
+
+    def descent_of_another(self, span: Span) -> Descent:
+        """The one that another worker had begun."""
+        (piece,) = self._cut(span)
+        found = self._descent(piece, is_first=False)
+        assert found
+        return found
+
+    def _descent(self, piece: "_Piece", *, is_first: bool) -> Descent | None:
+        settings = self._optimizer.param_groups[piece.group]
+        keeps = settings["momentum"] != 0
+        if not is_simple(settings) or (keeps and is_first):
+            return None
+        return Descent(
+            params=piece.tensor,
+            momentum=self.vectors["momentum_buffer"][piece.slice] if keeps else None,
+            rate=settings["lr"],
+            keep=settings["momentum"],
+            decay=settings["weight_decay"],
+        )
 
     def _note(self, span: Span, piece: "_Piece") -> None:
         """Write down the numbers of a piece's state where the others see them."""

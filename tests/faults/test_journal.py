@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from manyhands.cluster.seat import Seat
 from manyhands.cluster.world import World
 from manyhands.errors import PeerLost
+from manyhands.replica.descent import MOMENTUM, PARAMS, ROOM
 from manyhands.sessions import Session
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +28,11 @@ class Fault:
     """Who dies in the fatal step, and at which point of it."""
 
     who: int
-    when: str  # "backward", "update" or "settle"
+    when: str  # "backward", "update", one of the passes of an update, or "settle"
     span: int = 0  # of those it owns: the one in the middle of which it dies
 
     def __str__(self) -> str:
-        return f"worker{self.who}-{self.when}{self.span if self.when == 'update' else ''}"
+        return f"worker{self.who}-{self.when}{'' if self.when in ('backward', 'settle') else self.span}"
 
 
 FAULTS = [
@@ -40,6 +42,10 @@ FAULTS = [
     Fault(who=2, when="update", span=1),
     Fault(who=2, when="settle"),
 ]
+
+
+PASSES = {"momentum": MOMENTUM, "room": ROOM, "params": PARAMS}
+FAULTS_IN_PASSES = [Fault(who=who, when=when, span=1) for who, when in enumerate(PASSES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,11 @@ class Job:
 
 
 JOBS = [Job(), Job(optimizer="adam"), Job(clip_norm=0.5)]
+SIMPLE_JOBS = [Job(optimizer="simple"), Job(optimizer="simple", clip_norm=0.5)]
+CASES = [
+    *((job, fault) for job in JOBS for fault in FAULTS),
+    *((job, fault) for job in SIMPLE_JOBS for fault in FAULTS_IN_PASSES),
+]
 
 
 def build(job: Job) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -66,6 +77,8 @@ def build(job: Job) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     )
     if job.optimizer == "adam":
         return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+    if job.optimizer == "simple":  # enough to be made in passes, without the optimizer
+        return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, dampening=0.1)
 
 
@@ -117,6 +130,8 @@ def arm(session: Session, fault: Fault) -> None:
         replica.part.loss = lambda model, batch: die()
     elif fault.when == "settle":
         replica.settle = die
+    elif fault.when in PASSES:
+        arm_pass(replica, fault, die)
     else:
         real, calls = replica.updates._step, iter(range(1000))
 
@@ -133,17 +148,37 @@ def arm(session: Session, fault: Fault) -> None:
         replica.updates._step = half_a_step
 
 
+def arm_pass(replica: Any, fault: Fault, die: Callable[[], None]) -> None:
+    """Of the pass in which it dies, half is written; what that pass does not need any more is lost."""
+    journal, calls = replica._journal, iter(range(1000))
+    note = journal._note
+
+    def half_a_pass(owner: int, span: Any, stage: int) -> None:
+        note(owner, span, stage)
+        if stage == PASSES[fault.when] and next(calls) == fault.span:
+            descent = replica.updates.descent_of_another(span)
+            half = len(descent.params) // 2
+            target = {
+                MOMENTUM: descent.momentum,
+                ROOM: journal._values_before[0][owner],
+                PARAMS: descent.params,
+            }
+            target[stage][:half] = float("nan")
+            die()
+
+    journal._note = half_a_pass
+
+
 def run_all(folder: Path) -> None:
     """Every case in turn, its workers forks of this process: PyTorch is loaded once."""
-    for job in JOBS:
-        for fault in FAULTS:
-            place = folder / f"{job}-{fault}"
-            place.mkdir()
-            fd = os.memfd_create("test")
-            pids = [_fork(rank, fd, job, fault, place) for rank in range(WORKERS)]
-            os.close(fd)
-            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-            (place / "codes").write_text(repr(codes))
+    for job, fault in CASES:
+        place = folder / f"{job}-{fault}"
+        place.mkdir()
+        fd = os.memfd_create("test")
+        pids = [_fork(rank, fd, job, fault, place) for rank in range(WORKERS)]
+        os.close(fd)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        (place / "codes").write_text(repr(codes))
 
 
 def _fork(rank: int, fd: int, job: Job, fault: Fault, place: Path) -> int:
@@ -165,8 +200,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-@pytest.mark.parametrize("job", JOBS, ids=str)
+@pytest.mark.parametrize(("job", "fault"), CASES, ids=str)
 def test_survivors_have_a_whole_step(job: Job, fault: Fault, cases: Path) -> None:
     place = cases / f"{job}-{fault}"
     expected = [-signal.SIGKILL if rank == fault.who else 0 for rank in range(WORKERS)]

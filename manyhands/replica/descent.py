@@ -1,0 +1,79 @@
+"""SGD on a span, in passes of which every one can be made again.
+
+An optimizer that changes parameters and momentum in place leaves a mixture behind if its process dies in the middle.
+Here each pass writes to one place what it reads from others, and says so first:
+
+    room      <-  gradient + keep * momentum
+    momentum  <-  room                              MOMENTUM
+    room      <-  params - rate * momentum          ROOM
+    params    <-  room                              PARAMS
+
+Whoever knows which of them was going on makes it again, and then the rest. `room` is one span of memory that all
+workers of the host see, used for every span in turn, so that it stays in the cache: nothing else is copied, and nothing
+is kept of what was before. Without momentum the first and the third pass are one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOMENTUM, ROOM, PARAMS = 1, 2, 3
+
+Note = Callable[[int], None]
+
+_OTHERWISE = ("nesterov", "dampening", "maximize", "foreach", "fused", "differentiable")
+
+
+def is_simple(settings: Mapping[str, Any]) -> bool:
+    """Whether a group of `torch.optim.SGD` is nothing but rate, momentum and weight decay."""
+    return not any(settings[name] for name in _OTHERWISE) and not isinstance(settings["lr"], Tensor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Descent:
+    """One step of SGD on one span of the flat vector; nothing lies behind `params` in it."""
+
+    params: Tensor
+    momentum: Tensor | None
+    rate: float
+    keep: float  # how much of the momentum
+    decay: float
+
+    def make(self, gradient: Tensor, room: Tensor, note: Note) -> None:
+        """The whole step; `note` is told of each pass before it begins. Leaves `gradient` as it was."""
+        with torch.no_grad():
+            gradient = self._decayed(gradient)
+            if self.momentum is not None:
+                torch.add(gradient, self.momentum, alpha=self.keep, out=room)
+                self.go_on(MOMENTUM, room, note)
+            else:
+                torch.add(self.params, gradient, alpha=-self.rate, out=room)
+                self.go_on(PARAMS, room, note)
+
+    def go_on(self, stage: int, room: Tensor, note: Note) -> None:
+        """The rest of a step, from the pass that was last noted."""
+        with torch.no_grad():
+            if self.momentum is not None:
+                if stage == MOMENTUM:
+                    note(MOMENTUM)
+                    self.momentum.copy_(room)
+                if stage <= ROOM:
+                    note(ROOM)
+                    torch.add(self.params, self.momentum, alpha=-self.rate, out=room)
+            note(PARAMS)
+            self.params.copy_(room)
+
+    def make_in_place(self, gradient: Tensor) -> None:
+        """The same to the last bit, where nobody could go on anyway."""
+        with torch.no_grad():
+            gradient = self._decayed(gradient)
+            if self.momentum is not None:
+                gradient = torch.add(gradient, self.momentum, alpha=self.keep, out=self.momentum)
+            self.params.add_(gradient, alpha=-self.rate)
+
+    def _decayed(self, gradient: Tensor) -> Tensor:
+        gradient = gradient[: len(self.params)]
+        return torch.add(gradient, self.params, alpha=self.decay) if self.decay else gradient
