@@ -10,7 +10,8 @@ Here each pass writes to one place what it reads from others, and says so first:
 
 Whoever knows which of them was going on makes it again, and then the rest. `room` is one span of memory that all
 workers of the host see, used for every span in turn, so that it stays in the cache: nothing else is copied, and nothing
-is kept of what was before. Without momentum the first and the third pass are one.
+is kept of what was before. The gradient may itself be in the room, if it can be made again. Without momentum the first
+and the third pass are one.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,9 +44,9 @@ class Descent:
     decay: float
 
     def make(self, gradient: Tensor, room: Tensor, note: Note) -> None:
-        """The whole step; `note` is told of each pass before it begins. Leaves `gradient` as it was."""
+        """The whole step; `note` is told of each pass before it begins. Changes `gradient` only if it is `room`."""
         with torch.no_grad():
-            gradient = self._decayed(gradient)
+            gradient = self._decayed(gradient, room)
             if self.momentum is not None:
                 torch.add(gradient, self.momentum, alpha=self.keep, out=room)
                 self.go_on(MOMENTUM, room, note)
@@ -69,11 +70,11 @@ class Descent:
     def make_in_place(self, gradient: Tensor) -> None:
         """The same to the last bit, where nobody could go on anyway."""
         with torch.no_grad():
-            gradient = self._decayed(gradient)
+            gradient = self._decayed(gradient, None)
             if self.momentum is not None:
                 gradient = torch.add(gradient, self.momentum, alpha=self.keep, out=self.momentum)
             self.params.add_(gradient, alpha=-self.rate)
 
-    def _decayed(self, gradient: Tensor) -> Tensor:
+    def _decayed(self, gradient: Tensor, into: Tensor | None) -> Tensor:
         gradient = gradient[: len(self.params)]
-        return torch.add(gradient, self.params, alpha=self.decay) if self.decay else gradient
+        return torch.add(gradient, self.params, alpha=self.decay, out=into) if self.decay else gradient

@@ -42,6 +42,7 @@ class Gradients:
         tables: Tables | None = None,
         *,
         before_gate: bool = False,
+        scratch: Tensor | None = None,
     ) -> None:
         self.total = total
         self.factors = factors
@@ -68,7 +69,8 @@ class Gradients:
                 else:
                     self._turns[place][turn].append(piece)
         self._last_own = [max(pieces, default=-1) for pieces in self._own]
-        self._scratch = total.new_zeros(max(span.stop - span.start for span in layout.spans))
+        longest = max(span.stop - span.start for span in layout.spans)
+        self._scratch = total.new_zeros(longest) if scratch is None else scratch
         self._gaps = [_gaps(layout, span) for span in layout.spans]
         self._steps_done = 0  # in units of turns: where the counting of this step begins
         self._turn_count = len(layout.places) * (self._workers - 1)

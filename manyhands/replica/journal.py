@@ -45,6 +45,7 @@ class Journal:
         self._values_before = [
             allocate(owners * longest, vector.dtype).view(owners, longest) for vector in vectors
         ]
+        self._rooms = allocate(owners * longest, vectors[0].dtype).view(owners, longest)
         most = max(len(span.places) for span in layout.spans)
         size = owners * most * numbers.shape[1]
         self._numbers_before = allocate(size, numbers.dtype).view(owners, most, numbers.shape[1])
@@ -53,6 +54,11 @@ class Journal:
         # By span: the last step that is in it.
         self._done = allocate(len(layout.spans), torch.int64).numpy()
         self._layout = layout
+
+    @property
+    def room(self) -> Tensor:
+        """What this owner's descents pass through; a gradient may be made there, to be found in the cache."""
+        return self._rooms[self._mine]
 
     def begin(self, span: Span) -> None:
         """This owner is about to update a span."""
@@ -68,7 +74,7 @@ class Journal:
 
     def descend(self, span: Span, descent: Descent, gradient: Tensor) -> None:
         """In place of an update between `begin` and `end`."""
-        room = self._values_before[0][self._mine, : len(descent.params)]
+        room = self.room[: len(descent.params)]
         descent.make(gradient, room, partial(self._note, self._mine, span))
 
     def end(self, span: Span, step: int) -> None:
@@ -84,7 +90,7 @@ class Journal:
         span, stage = self._found(owner)
         if span is not None and stage:
             begun = descent(span)
-            room = self._values_before[0][owner, : len(begun.params)]
+            room = self._rooms[owner, : len(begun.params)]
             begun.go_on(stage, room, partial(self._note, owner, span))
             self._done[span.index] = step
             self._changing[owner] = 0

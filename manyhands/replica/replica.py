@@ -153,15 +153,6 @@ class Replica:
             factors = Factors(self.layout, total, self._host)
         # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
         self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
-        self._gradients = Gradients(
-            self.layout,
-            total,
-            owners,
-            self._host,
-            factors,
-            self.tables,
-            before_gate=self._journaled or self.part.frugal,
-        )
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
@@ -188,6 +179,16 @@ class Replica:
                 mine=self._index,
             )
             self._meetings = self._host.progress()
+        self._gradients = Gradients(
+            self.layout,
+            total,
+            owners,
+            self._host,
+            factors,
+            self.tables,
+            before_gate=self._journaled or self.part.frugal,
+            scratch=self._journal.room if self._journal else None,
+        )
         self._received = self._host.progress() if self._host and self.gated and self._workers > 1 else None
 
     def _table(self, rows: int, columns: int) -> Tensor:

@@ -160,7 +160,7 @@ def arm_pass(replica: Any, fault: Fault, die: Callable[[], None]) -> None:
             half = len(descent.params) // 2
             target = {
                 MOMENTUM: descent.momentum,
-                ROOM: journal._values_before[0][owner],
+                ROOM: journal.room,
                 PARAMS: descent.params,
             }
             target[stage][:half] = float("nan")
