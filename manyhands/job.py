@@ -58,7 +58,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     samples, model = load(plan)
     model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
-    batches_per_epoch = rounds(len(samples.train), plan.train.batch * plan.mesh().feeds)
+    batches_per_epoch = rounds(len(samples.train), plan.batch * plan.mesh().feeds)
     steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
     total = plan.train.total_steps(steps_per_epoch)
     scheduler = scheduled(optimizer, plan.train, total, steps_per_epoch)
@@ -85,7 +85,7 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         total_steps=total,
         epochs=-(-total // steps_per_epoch),
         workers=session.world.size,
-        batch=plan.train.batch,
+        batch=plan.batch,
         model=plan.model,
         data=plan.data,
         strategy=plan.strategy,
@@ -117,7 +117,7 @@ def _example(plan: Plan, samples: data.Data) -> Any:
     """A batch on which a placement may measure the model; where every worker has all of it, nobody reads one."""
     if plan.mesh().members == 1:
         return None
-    return gather(samples.train, torch.arange(min(plan.train.batch, len(samples.train))), 0)
+    return gather(samples.train, torch.arange(min(plan.batch, len(samples.train))), 0)
 
 
 def _check_device(device: str) -> None:
@@ -143,7 +143,7 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
     device = plan.cluster.device
     train: Any = samples.train
     waiting: list[Any] = []
-    batches: Any = session.batches(train, batch_size=plan.train.batch)
+    batches: Any = session.batches(train, batch_size=plan.batch)
     for batch in batches:
         waiting.append(tuple(part.to(device) for part in batch) if device != "cpu" else batch)
         # The last ones of an epoch may be fewer, and must be used before the epoch ends.

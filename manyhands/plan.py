@@ -38,7 +38,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     epochs: int | None = None  # 12 where neither epochs nor steps are given
     steps: int | None = None  # where both are given, whichever comes first
-    batch: int = 32  # samples per worker and step
+    batch: int | None = None  # samples per worker and step; 32 where not given, or what the strategy wants
     accumulate: int = 1  # batches per step
     optimizer: str | None = None  # `sgd:lr=0.05,momentum=0.9`; where not given, by the rule of `fairness.py`
     warm_up: float | None = None  # epochs in which the rate grows from nothing; none, or by the same rule
@@ -111,16 +111,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         placements.admit(placements.parse(self.placement), mesh, strategy, asked)
         strategies.admit(strategy, asked)
 
+    @property
+    def batch(self) -> int:
+        """Samples per worker and step."""
+        return self.train.batch or strategies.parse(self.strategy).batch
+
     def mesh(self) -> placements.Mesh:
         """The shape that the workers form."""
         return placements.parse(self.placement).mesh(self.cluster.workers)
 
     def on_fair_terms(self, hosts: int = 1) -> tuple["Plan", str]:
-        """The plan with an optimizer by the rule of `fairness.py`, and why that; as it is where it names one."""
-        train = self.train
-        if train.optimizer is not None:
-            return self, ""
+        """The plan with a batch, and with an optimizer by the rule of `fairness.py` and why that; what it names itself
+        stays as it is."""
         strategy = strategies.parse(self.strategy)
+        train = msgspec.structs.replace(self.train, batch=self.batch)
+        if train.optimizer is not None:
+            return msgspec.structs.replace(self, train=train), ""
         mesh = self.mesh()
         terms = fairness.terms(
             self.model, strategy, mesh.replicas, hosts=hosts, accumulate=train.accumulate * mesh.shards

@@ -95,7 +95,12 @@ def add_to(verbs: Any) -> None:
     )
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 12)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after this many steps")
-    parser.add_argument("--batch", type=int, metavar="B", help="samples per worker and step (default 32)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="B",
+        help="samples per worker and step (default 32, or what the strategy wants)",
+    )
     parser.add_argument(
         "--optimizer",
         metavar="O",

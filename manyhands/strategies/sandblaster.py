@@ -39,7 +39,8 @@ class Sandblaster(Strategy):
         False  # who computes which portion, and so the order of additions, is up to the clock
     )
     only_optimizer: ClassVar[str] = "lbfgs"
-    optimizer: ClassVar[str] = "lbfgs:max_iter=10,history_size=10,line_search_fn=strong_wolfe"
+    batch: ClassVar[int] = 512  # steps learn the curvature from each other: their gradients must be alike
+    optimizer: ClassVar[str] = "lbfgs:max_iter=20,history_size=10,line_search_fn=strong_wolfe"
 
     def __post_init__(self) -> None:
         at_least_one(portion=self.portion)

@@ -109,6 +109,11 @@ class Strategy:
         return False
 
     @property
+    def batch(self) -> int:
+        """Samples per worker and step where the person names no number."""
+        return 32
+
+    @property
     def optimizer(self) -> str | None:
         """What it trains with where the person names no optimizer; None: what fits the model (`fairness.py`)."""
         return None

@@ -135,10 +135,16 @@ def test_a_plan_without_an_optimizer_gets_one_and_says_why() -> None:
 
 
 def test_what_the_person_gives_is_left_alone() -> None:
-    plan = Plan(train=Train(optimizer="sgd:lr=3"), cluster=Cluster(workers=4))
+    plan = Plan(train=Train(optimizer="sgd:lr=3", batch=7), cluster=Cluster(workers=4))
     assert plan.on_fair_terms() == (plan, "")
     careful, _ = Plan(train=Train(warm_up=3.0), cluster=Cluster(workers=4)).on_fair_terms()
     assert careful.train.warm_up == 3.0
+
+
+def test_a_plan_without_a_batch_gets_what_its_strategy_wants() -> None:
+    for strategy, wanted in (("all-reduce", 32), ("sandblaster", 512)):
+        plan, _ = Plan(strategy=strategy, train=Train(optimizer="lbfgs")).on_fair_terms()
+        assert plan.batch == plan.train.batch == wanted
 
 
 def rates(train: Train, total: int, steps_per_epoch: int) -> list[float]:
