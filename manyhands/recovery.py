@@ -27,6 +27,7 @@ from manyhands.cluster.world import GENERATION_BYTES, World
 from manyhands.comm.transports.wires import Wires
 from manyhands.composing import compose
 from manyhands.errors import PeerLost, TornUpdate
+from manyhands.feeding import InHand
 from manyhands.feeding import Record as FeedRecord
 from manyhands.replica.inheritance import Undo, inherit
 from manyhands.replica.state import spread
@@ -172,6 +173,9 @@ def _recover(session: "Session", member: Member, cause: Exception) -> None:
 def _next(session: "Session", member: Member) -> tuple[Turn, Way]:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
     member.on_over()  # those on other hosts who still wait for this one
+    if session.is_set_up:
+        with contextlib.suppress(PeerLost):
+            session.comm.finish_sum()  # in memory that will be given back
     members = session.world.seat.members
     lost = tuple(members[rank] for rank in session.world.host.gone()) if members else ()
     in_step = session.transaction is not None and session.replica.steps_together
@@ -306,14 +310,17 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
     if any(have):
         if replica.lent is None:
             inherit(replica, old if whole[world.rank] else None, comm, world, whole)
+            session.strategy.regroup(replica, comm, is_new=not whole[world.rank])
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
         source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
         told = world.gather(_record(session) if world.rank == source else b"")[source]
-        held = session.feed.in_hand(old_world.rank) if old is not None else []
-        everyone = [msgspec.json.decode(row) for row in world.gather(msgspec.json.encode(held))]
+        held = session.feed.in_hand(old_world.rank) if old is not None else InHand()
+        everyone = [
+            msgspec.json.decode(row, type=InHand) for row in world.gather(msgspec.json.encode(held))
+        ]
         if old is None or session.calls < most:
             _take_over(session, msgspec.json.decode(told, type=Record), keeps=old is not None)
-        session.feed.deal(world.size, everyone)
+        session.feed.deal(world.size, everyone, world.rank)
     elif replica.lent is None:  # else servers have seen to it
         spread(replica, comm, session.placing.peers)
     # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.

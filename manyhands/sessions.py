@@ -381,13 +381,15 @@ class Session:
         if self.feed.data is not None and self.strategy.lockstep:
             self.position += total
             if meeting:
+                if self.strategy.late:
+                    self.feed.commit()  # what everyone had used before this step
                 self.feed.note(meeting.drawn())
-                if meets:
+                if meets and not self.strategy.late:
                     self.feed.commit()
         self._uncounted += 0 if meeting else share.samples
         self.feed.used = self.feed.drawn
-        if self._progress:
-            self._progress.publish(self.feed.used)
+        if meets:
+            self._publish()
         self._clock.lap(total)
         if self.member:
             self.member.stepped(self.steps)
@@ -399,6 +401,11 @@ class Session:
             self.last_loss = loss
             if warning := self._watch.see(self.steps, loss):
                 self.warn(warning)
+
+    def _publish(self) -> None:
+        """Where nobody waits: what this worker has used so far is safe, should it die."""
+        if self._progress:
+            self._progress.publish(self.feed.progress)
 
     def _show_step(self, loss: float) -> None:
         """Hooks and schedulers see `step` called also where others make the update; without gradients it changes
@@ -498,6 +505,7 @@ class Session:
             if not self.strategy.lockstep:
                 self._look_up()
                 self.strategy.leave(self.replica, self.comm)
+                self._publish()
             while self.commits < self.alone_until:
                 self._run([], None)
             meeting = self._open(purpose)
@@ -524,7 +532,7 @@ class Session:
     def settle_alone(self) -> None:
         """Where nobody waits: what each worker's steps have left in the host's memory is what they have used."""
         if self._progress and self.feed.data is not None:
-            self.feed.note([self._progress.read(index) for index in range(self.world.host.size)])
+            self.feed.note_progress(self._progress.values())
             self.feed.commit()
 
     # The data

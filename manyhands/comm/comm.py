@@ -109,6 +109,7 @@ class Comm:
     rank = 0
     size = 1
     servers: Served | None = None  # where the run has some
+    _started: Tensor | None = None  # the sum that may be under way
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
         """A zero-filled vector that this comm can sum fastest; all must ask, in the same order."""
@@ -184,13 +185,16 @@ class Comm:
         """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may
         touch the vector."""
         self.sum_(vector)
+        self._started = vector
 
     def sum_is_done(self) -> bool:
         """Whether `finish_sum` would not have to wait."""
         return True
 
-    def finish_sum(self) -> None:
-        """Wait for the sum that was started, if any."""
+    def finish_sum(self) -> Tensor | None:
+        """Wait for the sum that was started, if any, and return it."""
+        started, self._started = self._started, None
+        return started
 
     def near(self, groups: int | None = None) -> "Comm":
         """The workers of this worker's host, or of its group where all workers form `groups`, as a comm of its own."""

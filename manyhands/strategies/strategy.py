@@ -76,6 +76,12 @@ class Strategy:
         return True
 
     @property
+    def late(self) -> bool:
+        """Whether what a step has used is safe only when the next step is made, or all agree: its gradients are still
+        under way when it ends."""
+        return False
+
+    @property
     def repeatable(self) -> bool:
         """Whether the same plan gives the same parameters again, to the bit."""
         return self.lockstep
@@ -138,6 +144,12 @@ class Strategy:
         """This worker is out of data, or pauses: from here until all have paused nobody may wait for it.
 
         Called where workers do not take every step together; each comes at its own time.
+        """
+
+    def regroup(self, replica: "Replica", comm: "Comm", *, is_new: bool) -> None:
+        """Other workers are here than before, and what was under way between those is lost; called by all together.
+
+        `is_new` is whether this worker had no part in it, and has what another one keeps.
         """
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.faults import harness, training
-from tests.faults.harness import Fault, Ran
+from tests.faults.harness import Fault, Logs, Ran
 
 EPOCHS = 2
 WHOLE = {"once": EPOCHS * training.LENGTH, "twice": 0, "never": 0}
@@ -79,9 +79,10 @@ def test_deaths_at_any_instant_leave_the_numbers_of_one_process(strategy: str, t
     check_numbers(ran, "momentum")
 
 
-def test_the_dead_are_replaced_and_the_new_ones_take_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["all-reduce", "double-buffer"])
+def test_the_dead_are_replaced_and_the_new_ones_take_over(strategy: str, tmp_path: Path) -> None:
     faults = [Fault(0, 3), Fault(2, 3)]
-    ran = harness.run(tmp_path, faults, replace=2, optimizer="Adam", until=3)
+    ran = harness.run(tmp_path, faults, strategy=strategy, replace=2, optimizer="Adam", until=3)
     check(ran, faults, {1, 3, 4})
     assert len(ran.of("death")) == 2
     assert {event.fields["rank"] for event in ran.of("join")} == {3, 4}
@@ -89,7 +90,8 @@ def test_the_dead_are_replaced_and_the_new_ones_take_over(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "strategy", ["all-reduce:topology=ring", "local-sgd:period=4", "tournament", "hogwild", "ad-psgd"]
+    "strategy",
+    ["all-reduce:topology=ring", "double-buffer", "local-sgd:period=4", "tournament", "hogwild", "ad-psgd"],
 )
 def test_a_worker_dies_under_other_strategies(strategy: str, tmp_path: Path) -> None:
     faults = [Fault(0, 13), Fault(2, 33)]
@@ -97,6 +99,18 @@ def test_a_worker_dies_under_other_strategies(strategy: str, tmp_path: Path) -> 
     check(ran, faults, {1})
     if "ring" in strategy:
         check_numbers(ran, "momentum")
+
+
+def test_a_sum_under_way_is_made_again_without_the_dead_worker(tmp_path: Path) -> None:
+    """What it had in the sum counts as not used; the others go on with the mean of theirs."""
+    faults = [Fault(1, 7)]
+    ran = harness.run(tmp_path, faults, strategy="double-buffer")
+    check(ran, faults, {0, 2})
+    lost = [row for row in ran.logs[1] if row.get("step") != 6]  # in the sum when it died in step 7
+    steps = Logs(ran.folder, {**ran.logs, 1: lost}).used()
+    pauses = {row["steps"] for row in ran.logs[0] if row["kind"] == "evaluated"}
+    together = harness.alone_and_late(steps, pauses, lr=training.LR)
+    torch.testing.assert_close(ran.parameters(0), together, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])

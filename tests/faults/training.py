@@ -112,7 +112,8 @@ def main() -> None:
             if session.takeovers == takeovers:  # else the others have gone on without this worker's batch
                 note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
         if not digits:
-            note(kind="evaluated", loss=session.evaluate(data)["loss"], epoch=session.epoch)
+            loss_of_all = session.evaluate(data)["loss"]
+            note(kind="evaluated", loss=loss_of_all, epoch=session.epoch, steps=session.steps)
     accuracy = (
         session.evaluate(digits.test, measures={"accuracy": mh.accuracy})["accuracy"] if digits else None
     )
