@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from manyhands import telemetry
+from manyhands import served, telemetry
 from manyhands.cluster.control import Turn, invitation
 from manyhands.cluster.hosts import open_meeting_place
 from manyhands.cluster.launchers import local
@@ -289,7 +289,7 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
             raise TornUpdate(
                 "no host is left that has the parameters of a whole step; go on from the last checkpoint"
             )
-    rounds = session.servers.rounds if session.servers else 0
+    before = session.comm.servers if old is not None else None
     if session.servers and world is not old_world:
         session.servers.drop()
     replica, comm, servers = compose(
@@ -303,14 +303,19 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         journaled=session.journaled,
         has_begun=any(have),
     )
-    if servers and old is not None and session.transaction:
-        if servers.rounds > rounds:
+    if comm.servers and any(have):
+        made = before.made(session.steps_here) if before else 0
+        counts = session.transaction is not None and comm.servers.made(0) > made
+        if session.transaction and counts:
             session.transaction.complete()
         session.transaction = None
+        served.go_on(comm.servers, before, world, counts=counts)
     if any(have):
         if replica.lent is None:
             inherit(replica, old if whole[world.rank] else None, comm, world, whole)
             session.strategy.regroup(replica, comm, is_new=not whole[world.rank])
+        elif old is not None:
+            replica.kept.update(old.kept)
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
         source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
         told = world.gather(_record(session) if world.rank == source else b"")[source]

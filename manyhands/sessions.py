@@ -342,7 +342,8 @@ class Session:
 
         def finish(loss: float) -> None:
             self.feed.audit.used += places
-            self._finish(loss, meeting, share, meets)
+            holds_back = self.strategy.holds_back(self.replica, self.comm)
+            self._finish(loss, meeting, share, is_safe=meets and not holds_back)
 
         together = self.strategy.lockstep and (meets or not self.replica.is_own)
         with self._transaction(finish, together=together) as transaction:
@@ -367,7 +368,7 @@ class Session:
         transaction.complete()
         self.transaction = None
 
-    def _finish(self, loss: float, meeting: Meeting | None, share: Share, meets: bool) -> None:
+    def _finish(self, loss: float, meeting: Meeting | None, share: Share, *, is_safe: bool) -> None:
         """A step is made: whatever happens from here on, it counts."""
         self._show_step(loss)
         if self.scheduler is not None:
@@ -384,11 +385,11 @@ class Session:
                 if self.strategy.late:
                     self.feed.commit()  # what everyone had used before this step
                 self.feed.note(meeting.drawn())
-                if meets and not self.strategy.late:
+                if is_safe and not self.strategy.late:
                     self.feed.commit()
         self._uncounted += 0 if meeting else share.samples
         self.feed.used = self.feed.drawn
-        if meets:
+        if is_safe:
             self._publish()
         self._clock.lap(total)
         if self.member:
@@ -866,7 +867,9 @@ class Session:
 
 def _asked(replicas: int, seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
     name = type(optimizer).__name__.lower()
-    return Asked(workers=replicas, servers=seat.servers, optimizer=name, hosts=hosts)
+    # What a run was begun with was let pass; whoever comes later need not find as many.
+    workers = seat.rows if seat.generation and not seat.address else replicas
+    return Asked(workers=workers, servers=seat.servers, optimizer=name, hosts=hosts)
 
 
 def _own_bytes() -> list[float]:

@@ -50,6 +50,16 @@ class Served(Protocol):
     def finish(self) -> None:
         """All gradients of this step are pushed."""
 
+    @property
+    def keeps_back(self) -> bool:
+        """Whether gradients of some layers wait here for a later push."""
+
+    def go_on(self, rounds: int) -> None:
+        """A generation begins; so many steps were made in those before."""
+
+    def made(self, steps: int) -> int:
+        """How many steps all servers must have applied for this worker to have made so many in this generation."""
+
     def flush(self) -> None:
         """Push what was kept back, of layers that are not pushed in every step."""
 

@@ -38,6 +38,7 @@ class Sandblaster(Strategy):
     repeatable: ClassVar[bool] = (
         False  # who computes which portion, and so the order of additions, is up to the clock
     )
+    survives: ClassVar[bool] = True
     only_optimizer: ClassVar[str] = "lbfgs"
     optimizer: ClassVar[str] = "lbfgs:max_iter=10,history_size=10,line_search_fn=strong_wolfe"
 
@@ -60,16 +61,15 @@ class Sandblaster(Strategy):
             comm.sum_of(AGAIN)
             return evaluate()
 
-        if not portions:
-            return float("nan")
         if comm.rank == 0:
-            servers.minimize(coordinate)
+            if portions:
+                servers.minimize(coordinate)
             servers.offer(0)  # all that was asked of the servers is done
             comm.sum_of(ENOUGH)
         else:
             while comm.sum_of(0.0) == AGAIN:
                 evaluate()
-        return losses[0]
+        return losses[0] if losses else float("nan")
 
     def _evaluate(
         self, replica: "Replica", comm: "Comm", share: "Share", portions: Sequence[tuple[Any, int]]

@@ -75,6 +75,11 @@ class Strategy:
         """
         return True
 
+    def holds_back(self, replica: "Replica", comm: "Comm") -> bool:
+        """Whether, after a step, this worker alone has something of what it has learned: then what it has used is not
+        safe yet."""
+        return False
+
     @property
     def late(self) -> bool:
         """Whether what a step has used is safe only when the next step is made, or all agree: its gradients are still

@@ -113,26 +113,54 @@ def test_a_sum_under_way_is_made_again_without_the_dead_worker(tmp_path: Path) -
     torch.testing.assert_close(ran.parameters(0), together, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])
-def test_a_worker_dies_under_servers(consistency: str, tmp_path: Path) -> None:
-    strategy = "parameter-server:" + consistency.replace(":", ",")
-    faults = [Fault(0, 13), Fault(2, 33)]
-    ran = harness.run(tmp_path, faults, strategy=strategy, servers=2)
+SERVED = [
+    "parameter-server:sync",
+    "parameter-server:async",
+    "parameter-server:stale,bound=1",
+    "parameter-server:sync,every=2=3",
+    "parameter-server:async,every=2=3",
+    "parameter-server:sync,cache=true",
+    "parameter-server:async,cache=true",
+    "downpour:fetch=2,push=3",
+    "worker-groups:groups=2",
+]
+
+
+def equals_one_process(strategy: str) -> bool:
+    return "sync" in strategy and "async" not in strategy and "every" not in strategy
+
+
+@pytest.mark.parametrize("strategy", [*SERVED, "sandblaster"])
+def test_a_worker_dies_under_servers(strategy: str, tmp_path: Path) -> None:
+    """In the end the groups of `worker-groups` are one worker and none."""
+    workers = 4 if "groups" in strategy else 3
+    faults = [Fault(who, 13 + 10 * who) for who in range(workers) if who != 1]
+    optimizer = "LBFGS" if strategy == "sandblaster" else "momentum"
+    ran = harness.run(
+        tmp_path, faults, workers=workers, strategy=strategy, servers=2, optimizer=optimizer, down_to=1
+    )
     check(ran, faults, {1})
-    if consistency == "sync":
+    if equals_one_process(strategy):
         check_numbers(ran, "momentum")
 
 
-@pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])
-def test_a_server_dies_and_another_goes_on_with_what_it_knew(consistency: str, tmp_path: Path) -> None:
-    strategy = "parameter-server:" + consistency.replace(":", ",")
+@pytest.mark.parametrize("strategy", SERVED)
+def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_path: Path) -> None:
+    workers = 4 if "groups" in strategy else 3
     faults = [Fault(1, 0.2, "server")]
     ran = harness.run(
-        tmp_path, faults, strategy=strategy, servers=2, replace=1, optimizer="Adam", pause_s=0.02
+        tmp_path,
+        faults,
+        workers=workers,
+        strategy=strategy,
+        servers=2,
+        replace=1,
+        optimizer="Adam",
+        pause_s=0.02,
     )
-    check(ran, faults, {0, 1, 2})
+    check(ran, faults, set(range(workers)))
     assert [event.text for event in ran.of("server")] == [
         "server 1 died (killed by SIGKILL): another takes over from it"
     ]
-    if consistency == "sync":
+    if equals_one_process(strategy):
         check_numbers(ran, "Adam")
