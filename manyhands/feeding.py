@@ -12,7 +12,6 @@ from manyhands.data.ledger import Dealing, Ledger, Ranges
 from manyhands.data.loading import empty_like, gather
 from manyhands.errors import UsageError
 
-
 _DEALING_SHIFT = 32  # rounds that one dealing can have
 
 

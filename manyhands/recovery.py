@@ -276,7 +276,8 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         world = _world(old_world.seat, member, turn, way)
         if world.rank >= turn.heirs:
             session.has_state, old = False, None
-    rows = world.exchange([float(old is not None), float(session.calls), float(session.commits)])
+    is_in_loop = session.feed.data is not None
+    rows = world.exchange([float(old is not None), session.calls, session.commits, float(is_in_loop)])
     have = [bool(row[0]) for row in rows]
     whole = have
     if old is not None:
@@ -317,14 +318,19 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         elif old is not None:
             replica.kept.update(old.kept)
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
-        source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
+        those = [rank for rank, row in enumerate(rows) if have[rank] and row[1] == most]
+        source = next((rank for rank in those if rows[rank][3]), those[0])  # one that is in a loop, if any
         told = world.gather(_record(session) if world.rank == source else b"")[source]
         held = session.feed.in_hand(old_world.rank) if old is not None else InHand()
-        everyone = [
-            msgspec.json.decode(row, type=InHand) for row in world.gather(msgspec.json.encode(held))
-        ]
+        everyone = [msgspec.json.decode(row, type=InHand) for row in world.gather(msgspec.json.encode(held))]
+        record = msgspec.json.decode(told, type=Record)
         if old is None or session.calls < most:
-            _take_over(session, msgspec.json.decode(told, type=Record), keeps=old is not None)
+            _take_over(session, record, keeps=old is not None)
+        elif (
+            record.feed and record.feed.is_in_loop and not is_in_loop
+        ):  # others have drawn some of it already
+            session.feed.take_over(record.feed, record.seed, is_in_it=False, keeps=True)
+            session.samples_before = session.samples - session.position
         session.feed.deal(world.size, everyone, world.rank)
     elif replica.lent is None:  # else servers have seen to it
         spread(replica, comm, session.placing.peers)

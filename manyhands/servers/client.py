@@ -350,10 +350,10 @@ class Servers:
     def keep_step(self, everyone: Sequence[Sequence[float]]) -> None:
         """Where gradients are gathered all push the same groups in a step: whoever is new waits with the others."""
         numbers = sorted({group.every for group in self.groups if group.every > 1})
-        most = {number: int(max(column)) for number, column in zip(numbers, zip(*everyone), strict=False)}
         for group in self.groups:
             if group.every > 1 and self._rule.gathers:
-                self._kept_back[group.index].wait_for(most[group.every])
+                steps = max(row[numbers.index(group.every)] for row in everyone)
+                self._kept_back[group.index].wait_for(int(steps))
 
     def _end_step(self) -> None:
         if self._rule.bound is not None and not self._rule.gathers:

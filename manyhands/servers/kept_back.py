@@ -49,7 +49,9 @@ class KeptBack:
         kept, total, lacks = self._kept, self._kept.total, self._kept.missing
         if gradient is not None:
             lacks = frozenset(missing) if total is None else lacks & missing
-            total = gradient.clone() if total is None else total + gradient  # not in place: it may be taken back
+            total = (
+                gradient.clone() if total is None else total + gradient
+            )  # not in place: it may be taken back
         self._kept = _Kept(
             steps=kept.steps + 1, total=total, missing=lacks, seen=kept.seen if kept.steps else seen
         )

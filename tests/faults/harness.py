@@ -231,9 +231,7 @@ def alone_and_late(steps: Sequence[Sequence[int]], pauses: Collection[int], *, l
         with torch.no_grad():
             for param, now, before in zip(params, here, last or here, strict=True):
                 param.add_(now - before)
-        gradients = torch.autograd.grad(
-            training.loss(net, data.batch(torch.tensor(ids), 0)), params
-        )
+        gradients = torch.autograd.grad(training.loss(net, data.batch(torch.tensor(ids), 0)), params)
         with torch.no_grad():
             for param, now in zip(params, here, strict=True):
                 param.copy_(now)

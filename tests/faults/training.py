@@ -60,6 +60,8 @@ def net() -> nn.Module:
 def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     if name == "momentum":
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    if name == "LBFGS":
+        return torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=4)
     made: torch.optim.Optimizer = getattr(torch.optim, name)(model.parameters(), lr=lr)
     return made
 
