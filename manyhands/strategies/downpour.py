@@ -34,7 +34,6 @@ class Downpour(Strategy):
     push: int = 1
 
     lockstep: ClassVar[bool] = False
-    survives: ClassVar[bool] = True
     rule: ClassVar[Rule] = Rule(fetches=True)
     optimizer: ClassVar[str] = "adagrad:lr=0.02"
 

@@ -9,7 +9,8 @@ the loss several times in a step, and for each evaluation
                     numbers alone, and has x ← x + t · d done where x and d are: on the servers
 
 A slow worker takes fewer portions, and nobody waits longer than for one. The history of L-BFGS is spread over the
-servers.
+servers. They keep the parameters from before the step: if a worker dies in it, the others begin it again from there, and
+L-BFGS without a history.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,6 @@ class Sandblaster(Strategy):
     repeatable: ClassVar[bool] = (
         False  # who computes which portion, and so the order of additions, is up to the clock
     )
-    survives: ClassVar[bool] = True
     only_optimizer: ClassVar[str] = "lbfgs"
     optimizer: ClassVar[str] = "lbfgs:max_iter=10,history_size=10,line_search_fn=strong_wolfe"
 

@@ -64,8 +64,8 @@ class Strategy:
 
     @property
     def survives(self) -> bool:
-        """Whether a run goes on when a worker dies, joins or leaves; servers have to know how to do without it."""
-        return self.rule is None
+        """Whether a run goes on when a worker dies, joins or leaves."""
+        return True
 
     def meets(self, steps: int) -> bool:
         """Whether replicas exchange what they have learned in the step that follows after so many.
