@@ -12,6 +12,8 @@ from manyhands.data.ledger import Dealing, Ledger, Ranges
 from manyhands.data.loading import empty_like, gather
 from manyhands.errors import UsageError
 
+_DEALING_SHIFT = 32  # rounds that one dealing can have
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker that comes later must know of the data."""
@@ -25,6 +27,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     is_in_loop: bool
     is_over: bool
     checks: list[dict[str, int]]
+
+
+class InHand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker has drawn and not committed when the workers change."""
+
+    rounds: list[Ranges] = []
+    used: int = 0  # of those, the ones that are in its steps
 
 
 class Feed:
@@ -44,6 +53,8 @@ class Feed:
         self._everyone: Sequence[int] = ()  # rounds that each worker had used at the last meeting
         self._shuffle = True
         self._batch = self._round_samples = 1
+        self._worker = 0  # among those that the data are dealt to
+        self._dealings = 0  # since the workers last changed: all make the same
         self._is_over = False  # the epoch of the ledger
         self._is_joining = False  # in the middle of a loop that others have begun
 
@@ -81,16 +92,25 @@ class Feed:
         self.deal(workers)
         return not goes_on
 
-    def deal(self, workers: int, held: Sequence[Ranges] = ()) -> None:
-        """Hand out what is left to the workers that are here now."""
-        self.drawn, self.used, self._everyone = 0, 0, ()
+    def deal(self, workers: int, held: Sequence[InHand] = (), worker: int = 0) -> None:
+        """Hand out what is left to the workers that are here now; they keep what they have in hand."""
+        own = held[worker] if held else InHand()
+        self.drawn, self.used = len(own.rounds), own.used
+        self._everyone = [one.used for one in held]
+        self._dealings = 0 if held else self._dealings + 1
         if self.ledger is None:
             return
         if held:
             self.audit.begin(self.ledger.times)  # nobody can ask those who are gone
         # Where every update is made from one worker's batch, more workers take more samples in a round.
         round_samples = self._round_samples if self._pooled else self._batch * workers
-        self.ledger.deal(batch=self._batch, round_samples=round_samples, workers=workers, held=held)
+        self.ledger.deal(
+            batch=self._batch,
+            round_samples=round_samples,
+            workers=workers,
+            held=[one.rounds for one in held],
+        )
+        self._worker = worker
 
     @property
     def dealing(self) -> Dealing | None:
@@ -104,7 +124,7 @@ class Feed:
     @property
     def is_last(self) -> bool:
         """Whether the batch drawn last is the last one that this worker gets."""
-        return self.dealing is None or self.drawn >= self.dealing.rounds
+        return self.dealing is None or self.drawn >= self.dealing.rounds(self._worker)
 
     @property
     def batch(self) -> int | None:
@@ -115,7 +135,7 @@ class Feed:
         """This worker's batches, one for every round, with the places of their samples."""
         assert self.ledger is not None
         ledger, data, epoch = self.ledger, self.data, self.ledger.epoch
-        for number in range(self.drawn, dealing.rounds):
+        for number in range(self.drawn, dealing.rounds(worker)):
             places = dealing.share(number, worker)
             if len(places):
                 yield places, gather(data, ledger.samples(places), epoch)
@@ -126,13 +146,32 @@ class Feed:
         """How many rounds each worker has used."""
         self._everyone = everyone
 
+    @property
+    def progress(self) -> int:
+        """How far this worker has come, for others who may be in another dealing; it only grows."""
+        return self._dealings << _DEALING_SHIFT | self.used
+
+    def note_progress(self, everyone: Sequence[int]) -> None:
+        """How far each worker has come. Whoever is in a later dealing has used all of this one."""
+        if self.dealing is None:
+            return
+        rounds = []
+        for worker, value in enumerate(everyone):
+            ahead = (value >> _DEALING_SHIFT) - self._dealings
+            used = self.dealing.rounds(worker) if ahead > 0 else value & ((1 << _DEALING_SHIFT) - 1)
+            rounds.append(0 if ahead < 0 else used)
+        self.note(rounds)
+
     def commit(self) -> None:
         """What everyone had used at the last meeting is safe."""
         if self.ledger and self._everyone:
             self.ledger.commit(self._everyone)
 
-    def in_hand(self, worker: int) -> Ranges:
-        return self.ledger.in_hand(worker, self.drawn) if self.ledger else []
+    def in_hand(self, worker: int) -> InHand:
+        if self.ledger is None:
+            return InHand()
+        used = max(0, self.used - self.ledger.settled(worker))
+        return InHand(rounds=self.ledger.in_hand(worker, self.drawn), used=used)
 
     @property
     def is_complete(self) -> bool:

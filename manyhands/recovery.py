@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from manyhands import telemetry
+from manyhands import served, telemetry
 from manyhands.cluster.control import Turn, invitation
 from manyhands.cluster.hosts import open_meeting_place
 from manyhands.cluster.launchers import local
@@ -27,6 +27,7 @@ from manyhands.cluster.world import GENERATION_BYTES, World
 from manyhands.comm.transports.wires import Wires
 from manyhands.composing import compose
 from manyhands.errors import PeerLost, TornUpdate
+from manyhands.feeding import InHand
 from manyhands.feeding import Record as FeedRecord
 from manyhands.replica.inheritance import Undo, inherit
 from manyhands.replica.state import spread
@@ -172,6 +173,9 @@ def _recover(session: "Session", member: Member, cause: Exception) -> None:
 def _next(session: "Session", member: Member) -> tuple[Turn, Way]:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
     member.on_over()  # those on other hosts who still wait for this one
+    if session.is_set_up:
+        with contextlib.suppress(PeerLost):
+            session.comm.finish_sum()  # in memory that will be given back
     members = session.world.seat.members
     lost = tuple(members[rank] for rank in session.world.host.gone()) if members else ()
     in_step = session.transaction is not None and session.replica.steps_together
@@ -272,7 +276,8 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         world = _world(old_world.seat, member, turn, way)
         if world.rank >= turn.heirs:
             session.has_state, old = False, None
-    rows = world.exchange([float(old is not None), float(session.calls), float(session.commits)])
+    is_in_loop = session.feed.data is not None
+    rows = world.exchange([float(old is not None), session.calls, session.commits, float(is_in_loop)])
     have = [bool(row[0]) for row in rows]
     whole = have
     if old is not None:
@@ -285,7 +290,7 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
             raise TornUpdate(
                 "no host is left that has the parameters of a whole step; go on from the last checkpoint"
             )
-    rounds = session.servers.rounds if session.servers else 0
+    before = session.comm.servers if old is not None else None
     if session.servers and world is not old_world:
         session.servers.drop()
     replica, comm, servers = compose(
@@ -299,21 +304,34 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         journaled=session.journaled,
         has_begun=any(have),
     )
-    if servers and old is not None and session.transaction:
-        if servers.rounds > rounds:
+    if comm.servers and any(have):
+        made = before.made(session.steps_here) if before else 0
+        counts = session.transaction is not None and comm.servers.made(0) > made
+        if session.transaction and counts:
             session.transaction.complete()
         session.transaction = None
+        served.go_on(comm.servers, before, world, counts=counts)
     if any(have):
         if replica.lent is None:
             inherit(replica, old if whole[world.rank] else None, comm, world, whole)
+            session.strategy.regroup(replica, comm, is_new=not whole[world.rank])
+        elif old is not None:
+            replica.kept.update(old.kept)
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
-        source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
+        those = [rank for rank, row in enumerate(rows) if have[rank] and row[1] == most]
+        source = next((rank for rank in those if rows[rank][3]), those[0])  # one that is in a loop, if any
         told = world.gather(_record(session) if world.rank == source else b"")[source]
-        held = session.feed.in_hand(old_world.rank) if old is not None else []
-        everyone = [msgspec.json.decode(row) for row in world.gather(msgspec.json.encode(held))]
+        held = session.feed.in_hand(old_world.rank) if old is not None else InHand()
+        everyone = [msgspec.json.decode(row, type=InHand) for row in world.gather(msgspec.json.encode(held))]
+        record = msgspec.json.decode(told, type=Record)
         if old is None or session.calls < most:
-            _take_over(session, msgspec.json.decode(told, type=Record), keeps=old is not None)
-        session.feed.deal(world.size, everyone)
+            _take_over(session, record, keeps=old is not None)
+        elif (
+            record.feed and record.feed.is_in_loop and not is_in_loop
+        ):  # others have drawn some of it already
+            session.feed.take_over(record.feed, record.seed, is_in_it=False, keeps=True)
+            session.samples_before = session.samples - session.position
+        session.feed.deal(world.size, everyone, world.rank)
     elif replica.lent is None:  # else servers have seen to it
         spread(replica, comm, session.placing.peers)
     # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from manyhands import telemetry
 from manyhands.cluster.world import Station, World
-from manyhands.comm.comm import Comm
+from manyhands.comm.comm import Comm, Served
 from manyhands.errors import UsageError
 from manyhands.replica.lent import Lent
 from manyhands.replica.replica import Loss, Replica
@@ -90,7 +90,7 @@ def join(
     vectors = own_vectors(party, arena, scheme, rule, speaker, allocate)
     line = None
     if rank == speaker:
-        line = connect(party, arena, scheme, rule, vectors, clip_norm, host.check_peers)
+        line = connect(party, arena, scheme, rule, vectors, clip_norm, host.check_peers, cached=cached)
     lent = Lent(
         layout=scheme.layout,
         params=vectors.params,
@@ -103,27 +103,40 @@ def join(
         line.bind(replica)
     world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line
     if has_begun:
-        _go_on(line, replica, world)
+        _resolve(line, replica, world)
     else:
         _begin(line, replica, world)
     return replica, world.comm, line
 
 
-def _go_on(line: Servers | None, replica: Replica, world: World) -> None:
+def _resolve(line: Servers | None, replica: Replica, world: World) -> None:
     """The servers have the parameters; see that all have made the same steps, and take over what they have."""
-    spread(replica, world.comm, world)
-    assert line is not None
-    rounds = line.resolve() if world.rank == 0 else 0
-    line.rounds = int(world.exchange([float(rounds)])[0][0])
-    line.pull()
+    assert world.comm.servers is not None
+    _spread(replica, world)
+    rounds = line.resolve() if line and world.rank == 0 else 0
+    world.comm.servers.go_on(int(world.exchange([float(rounds)])[0][0]))
     world.comm.sum_of(0.0)
+
+
+def go_on(servers: Served, before: Served | None, world: World, *, counts: bool) -> None:
+    """A generation begins: workers keep what they kept back in the one before; `counts` is whether a step that was
+    under way then is not made again."""
+    if isinstance(servers, Servers):
+        if isinstance(before, Servers):
+            servers.take_over(before, counts=counts)
+        servers.keep_step(world.exchange(servers.steps_kept))
+
+
+def _spread(replica: Replica, world: World) -> None:
+    """What servers do not have; the workers of a host may have it in common."""
+    shared = isinstance(world.comm.servers, HostServers)
+    spread(replica, world.between_hosts() if shared else world.comm, world)
 
 
 def _begin(line: Servers | None, replica: Replica, world: World) -> None:
     """Worker 0's parameters become the servers', and theirs everyone's."""
     assert world.comm.servers is not None
-    shared = isinstance(world.comm.servers, HostServers)
-    spread(replica, world.between_hosts() if shared else world.comm, world)
+    _spread(replica, world)
     params = replica.params
     if line is not None and line.parties > 1:
         params = params.clone()  # workers that have the same servers may have the same memory

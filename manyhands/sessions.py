@@ -342,7 +342,8 @@ class Session:
 
         def finish(loss: float) -> None:
             self.feed.audit.used += places
-            self._finish(loss, meeting, share, meets)
+            holds_back = self.strategy.holds_back(self.replica, self.comm)
+            self._finish(loss, meeting, share, is_safe=meets and not holds_back)
 
         together = self.strategy.lockstep and (meets or not self.replica.is_own)
         with self._transaction(finish, together=together) as transaction:
@@ -367,7 +368,7 @@ class Session:
         transaction.complete()
         self.transaction = None
 
-    def _finish(self, loss: float, meeting: Meeting | None, share: Share, meets: bool) -> None:
+    def _finish(self, loss: float, meeting: Meeting | None, share: Share, *, is_safe: bool) -> None:
         """A step is made: whatever happens from here on, it counts."""
         self._show_step(loss)
         if self.scheduler is not None:
@@ -381,13 +382,15 @@ class Session:
         if self.feed.data is not None and self.strategy.lockstep:
             self.position += total
             if meeting:
+                if self.strategy.late:
+                    self.feed.commit()  # what everyone had used before this step
                 self.feed.note(meeting.drawn())
-                if meets:
+                if is_safe and not self.strategy.late:
                     self.feed.commit()
         self._uncounted += 0 if meeting else share.samples
         self.feed.used = self.feed.drawn
-        if self._progress:
-            self._progress.publish(self.feed.used)
+        if is_safe:
+            self._publish()
         self._clock.lap(total)
         if self.member:
             self.member.stepped(self.steps)
@@ -399,6 +402,11 @@ class Session:
             self.last_loss = loss
             if warning := self._watch.see(self.steps, loss):
                 self.warn(warning)
+
+    def _publish(self) -> None:
+        """Where nobody waits: what this worker has used so far is safe, should it die."""
+        if self._progress:
+            self._progress.publish(self.feed.progress)
 
     def _show_step(self, loss: float) -> None:
         """Hooks and schedulers see `step` called also where others make the update; without gradients it changes
@@ -498,6 +506,7 @@ class Session:
             if not self.strategy.lockstep:
                 self._look_up()
                 self.strategy.leave(self.replica, self.comm)
+                self._publish()
             while self.commits < self.alone_until:
                 self._run([], None)
             meeting = self._open(purpose)
@@ -524,7 +533,7 @@ class Session:
     def settle_alone(self) -> None:
         """Where nobody waits: what each worker's steps have left in the host's memory is what they have used."""
         if self._progress and self.feed.data is not None:
-            self.feed.note([self._progress.read(index) for index in range(self.world.host.size)])
+            self.feed.note_progress(self._progress.values())
             self.feed.commit()
 
     # The data
@@ -858,7 +867,9 @@ class Session:
 
 def _asked(replicas: int, seat: Seat, optimizer: Optimizer, hosts: int | None) -> Asked:
     name = type(optimizer).__name__.lower()
-    return Asked(workers=replicas, servers=seat.servers, optimizer=name, hosts=hosts)
+    # What a run was begun with was let pass; whoever comes later need not find as many.
+    workers = seat.rows if seat.generation and not seat.address else replicas
+    return Asked(workers=workers, servers=seat.servers, optimizer=name, hosts=hosts)
 
 
 def _own_bytes() -> list[float]:

@@ -73,15 +73,17 @@ class BetweenHosts(Comm):
     def start_sum(self, vector: Tensor) -> None:
         self.finish_sum()
         self._under_way = self._begin(vector, self.mine()[0])
+        self._started = vector
 
     def sum_is_done(self) -> bool:
         return self._under_way is None or self._under_way.is_completed()
 
-    def finish_sum(self) -> None:
+    def finish_sum(self) -> Tensor | None:
         if self._under_way:
             with telemetry.timed("exchange"):
                 _waited(self._under_way)
             self._under_way = None
+        return super().finish_sum()
 
     def any_(self, flags: Tensor) -> Tensor:
         flags = flags.clone()

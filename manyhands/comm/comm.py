@@ -50,6 +50,16 @@ class Served(Protocol):
     def finish(self) -> None:
         """All gradients of this step are pushed."""
 
+    @property
+    def keeps_back(self) -> bool:
+        """Whether gradients of some layers wait here for a later push."""
+
+    def go_on(self, rounds: int) -> None:
+        """A generation begins; so many steps were made in those before."""
+
+    def made(self, steps: int) -> int:
+        """How many steps all servers must have applied for this worker to have made so many in this generation."""
+
     def flush(self) -> None:
         """Push what was kept back, of layers that are not pushed in every step."""
 
@@ -109,6 +119,7 @@ class Comm:
     rank = 0
     size = 1
     servers: Served | None = None  # where the run has some
+    _started: Tensor | None = None  # the sum that may be under way
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
         """A zero-filled vector that this comm can sum fastest; all must ask, in the same order."""
@@ -184,13 +195,16 @@ class Comm:
         """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may
         touch the vector."""
         self.sum_(vector)
+        self._started = vector
 
     def sum_is_done(self) -> bool:
         """Whether `finish_sum` would not have to wait."""
         return True
 
-    def finish_sum(self) -> None:
-        """Wait for the sum that was started, if any."""
+    def finish_sum(self) -> Tensor | None:
+        """Wait for the sum that was started, if any, and return it."""
+        started, self._started = self._started, None
+        return started
 
     def near(self, groups: int | None = None) -> "Comm":
         """The workers of this worker's host, or of its group where all workers form `groups`, as a comm of its own."""

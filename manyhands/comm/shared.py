@@ -92,10 +92,12 @@ class SharedComm(Comm):
         self.finish_sum()
         self._claim_buffers()  # by all workers at the same point of their work: not in the thread
         self._background.start(lambda: self._sum(vector))
+        self._started = vector
 
-    def finish_sum(self) -> None:
+    def finish_sum(self) -> Tensor | None:
         with telemetry.timed("exchange"):
             self._background.finish()
+        return super().finish_sum()
 
     def sum_is_done(self) -> bool:
         return self._background.is_done()

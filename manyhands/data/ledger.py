@@ -19,19 +19,27 @@ Ranges = list[Range]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dealing:
-    """Some places in rounds, for so many workers; `batch` is what one of them should have at a time."""
+    """Some places in rounds, for so many workers; `batch` is what one of them should have at a time.
+
+    `held` are the rounds that each worker has from before. It counts them first.
+    """
 
     rest: Tensor
     batch: int
     round_samples: int
     workers: int
+    held: Sequence[Sequence[Tensor]]
 
-    @property
-    def rounds(self) -> int:
-        return rounds(len(self.rest), self.round_samples)
+    def rounds(self, worker: int) -> int:
+        return len(self.held[worker]) + rounds(len(self.rest), self.round_samples)
 
     def share(self, number: int, worker: int) -> Tensor:
-        """A worker's places in a round.
+        """A worker's places in a round."""
+        held = self.held[worker]
+        return held[number] if number < len(held) else self._dealt(number - len(held), worker)
+
+    def _dealt(self, number: int, worker: int) -> Tensor:
+        """The same in a round that was dealt here.
 
         The last round may be short: it is divided evenly among as many workers as can have two samples each, since
         batch norm cannot train on one; the others get an empty share.
@@ -57,32 +65,38 @@ class Ledger:
             self._order = torch.randperm(length, generator=generator)
         self.deal(batch=1, round_samples=1, workers=1)
 
-    def deal(self, *, batch: int, round_samples: int, workers: int, held: Sequence[Ranges] = ()) -> None:
-        """Hand out what is left, in rounds; `held` is what each worker has from before, not committed."""
+    def deal(
+        self, *, batch: int, round_samples: int, workers: int, held: Sequence[Sequence[Ranges]] = ()
+    ) -> None:
+        """Hand out what is left, in rounds; `held` are those that each worker has from before, not committed."""
         free = self.times == 0
-        self._held = [_places(ranges) for ranges in held] or [_places([])] * workers
-        for places in self._held:
+        kept = [[_places(ranges) for ranges in one] for one in held] or [[]] * workers
+        for places in itertools.chain.from_iterable(kept):
             free[places] = False
         rest = free.nonzero().flatten()
-        self.dealing = Dealing(rest=rest, batch=batch, round_samples=round_samples, workers=workers)
+        self.dealing = Dealing(
+            rest=rest, batch=batch, round_samples=round_samples, workers=workers, held=kept
+        )
         self._settled = [0] * workers  # by worker: rounds whose samples are committed
 
     def samples(self, places: Tensor) -> Tensor:
         return self._order[places]
 
     def commit(self, drawn: Sequence[int]) -> None:
-        """What the workers have used is safe: their shares of so many rounds, and what they had from before."""
+        """What the workers have used is safe: their shares of so many rounds, with those that they had from before."""
         for worker, rounds in enumerate(drawn):
             for number in range(self._settled[worker], rounds):
                 self.times[self.dealing.share(number, worker)] += 1
             self._settled[worker] = max(self._settled[worker], rounds)
-            self.times[self._held[worker]] += 1
-            self._held[worker] = _places([])
 
-    def in_hand(self, worker: int, drawn: int) -> Ranges:
-        """What a worker that has drawn so many rounds has and has not committed."""
-        rounds = [self.dealing.share(number, worker) for number in range(self._settled[worker], drawn)]
-        return ranges_of(torch.cat([self._held[worker], *rounds]).sort().values)
+    def settled(self, worker: int) -> int:
+        """How many rounds of a worker are committed."""
+        return self._settled[worker]
+
+    def in_hand(self, worker: int, drawn: int) -> list[Ranges]:
+        """The rounds that a worker which has drawn so many has and has not committed."""
+        numbers = range(self._settled[worker], drawn)
+        return [ranges_of(self.dealing.share(number, worker)) for number in numbers]
 
     @property
     def committed(self) -> Ranges:

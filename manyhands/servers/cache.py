@@ -20,13 +20,24 @@ class HostServers:
     is out of data takes part in its neighbours' steps, with nothing, until they are out of data too.
     """
 
+    keeps_back = False
+
     def __init__(self, host: Host, line: Servers | None, *, lockstep: bool) -> None:
         self._host = host
+        self._rounds_before = 0  # steps that were made in generations before this one
         self._line = line
         self._lockstep = lockstep
         self._met = False
         if line:
             line.speaks_for = host.size
+
+    def go_on(self, rounds: int) -> None:
+        self._rounds_before = rounds
+        if self._line:
+            self._line.go_on(rounds)
+
+    def made(self, steps: int) -> int:
+        return self._rounds_before + steps
 
     def wait(self) -> None:
         if not self._lockstep and not self._met:

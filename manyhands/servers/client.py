@@ -57,6 +57,7 @@ from manyhands.servers.minimizer import Minimizer
 from manyhands.servers.outgoing import Outgoing
 from manyhands.servers.ownership import Group
 from manyhands.servers.rows import as_table, unpack
+from manyhands.servers.vectors import BEFORE, PARAMS
 
 
 class Line(Protocol):
@@ -129,6 +130,8 @@ class Servers:
         self._minimizer: Minimizer | None = None
         self._closed = False
         self.rounds = 0  # steps that were gathered from all workers and applied
+        self._rounds_before = 0  # of those, in generations before this one
+        self._flushes = 0  # of those, in this one, without a step of the session
         self._generation = generation
         self._notes = notes  # for a server that has to take over from one that died
         for line in lines:
@@ -313,6 +316,44 @@ class Servers:
             for group in waiting:
                 self._send_mean(group, self._kept_back[group.index])
             self._end_step()
+            self._flushes += self._rule.gathers
+
+    @property
+    def keeps_back(self) -> bool:
+        """Whether gradients of some layers wait here for a later push."""
+        return any(one.steps for one in self._kept_back.values())
+
+    def go_on(self, rounds: int) -> None:
+        """A generation begins; so many steps were made in those before."""
+        self.rounds = self._rounds_before = rounds
+        self.pull()
+
+    def made(self, steps: int) -> int:
+        """How many steps all servers must have applied for this worker to have made so many in this generation."""
+        return self._rounds_before + self._flushes + steps
+
+    def take_over(self, before: "Servers", *, counts: bool) -> None:
+        """Go on with what this worker kept back in the generation before; `counts` is whether the step that it was
+        making, if any, is not made again."""
+        for index, kept_back in before._kept_back.items():
+            if not counts:
+                kept_back.take_back()
+            kept_back.settle()
+            self._kept_back[index] = kept_back
+
+    @property
+    def steps_kept(self) -> list[float]:
+        """How many steps are kept back, of groups by how often they are pushed."""
+        every = {group.every: self._kept_back[group.index] for group in self.groups if group.every > 1}
+        return [float(every[number].steps) for number in sorted(every)]
+
+    def keep_step(self, everyone: Sequence[Sequence[float]]) -> None:
+        """Where gradients are gathered all push the same groups in a step: whoever is new waits with the others."""
+        numbers = sorted({group.every for group in self.groups if group.every > 1})
+        for group in self.groups:
+            if group.every > 1 and self._rule.gathers:
+                steps = max(row[numbers.index(group.every)] for row in everyone)
+                self._kept_back[group.index].wait_for(int(steps))
 
     def _end_step(self) -> None:
         if self._rule.bound is not None and not self._rule.gathers:
@@ -327,6 +368,8 @@ class Servers:
         if self._rule.gathers:
             self.wait()
             self.rounds += 1
+        for kept_back in self._kept_back.values():
+            kept_back.settle()
 
     # The norm of gathered gradients is known to the servers together. They tell one of those who pushed them, who puts
     # it together while it waits. Without gathering each worker limits its own gradient, before it is pushed.
@@ -375,6 +418,7 @@ class Servers:
     def minimize(self, gradient: Callable[[], float]) -> float:
         """One step of the user's L-BFGS; `gradient` has all workers evaluate the loss where the parameters are now."""
         self._minimizer = self._minimizer or Minimizer(self._replica.optimizer, self, self._clip_norm)
+        self.combine(BEFORE, [(PARAMS, 1.0)], [])
         return self._minimizer.minimize(gradient)
 
     def offer(self, portions: int) -> None:

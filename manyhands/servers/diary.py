@@ -5,7 +5,7 @@ push (`Notes`); a server what it is about to apply, how far it has come with it,
 (`Diary`). A new server puts back the span that the dead one was changing, finishes what that one had begun, and serves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from manyhands.servers.memory import Memory
 from manyhands.servers.messages import Push
 from manyhands.servers.ownership import Group
 
+MOST_NOTED = 62  # workers: one bit of a word for each
 _GENERATION_SHIFT = 40  # rounds that one generation can number
 
 
@@ -111,9 +112,9 @@ class Diary:
         values = hyper_parameters(self._optimizer)
         self._settings[: len(values)] = values
 
-    def plan(self, *, rounds: int, group: int = -1, worker: int = -1) -> None:
-        """About to apply all groups of a round, or one worker's push of one group."""
-        self._words[5], self._words[6], self._words[7] = rounds, group, worker
+    def plan(self, *, rounds: int, workers: Iterable[int], group: int = -1) -> None:
+        """About to apply all groups of a round of some workers, or one worker's push of one group."""
+        self._words[5], self._words[6], self._words[7] = rounds, group, sum(1 << one for one in workers)
         self._words[3] = self._words[4] + 1
 
     def finish(self, rounds: int) -> None:
@@ -122,11 +123,12 @@ class Diary:
         self._words[4] = self._words[3]
 
     @property
-    def planned(self) -> tuple[int, int, int] | None:
-        """What a server was about to apply when it died: rounds, group, worker."""
+    def planned(self) -> tuple[int, int, list[int]] | None:
+        """What a server was about to apply when it died: rounds, group, workers."""
         if self._words[3] == self._words[4]:
             return None
-        return int(self._words[5]), int(self._words[6]), int(self._words[7])
+        workers = [one for one in range(MOST_NOTED) if int(self._words[7]) >> one & 1]
+        return int(self._words[5]), int(self._words[6]), workers
 
     def has(self, span: Span) -> bool:
         """Whether what is planned is in this span already."""

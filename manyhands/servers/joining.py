@@ -20,7 +20,7 @@ from manyhands.replica.parameters import trained
 from manyhands.replica.updates import Updates, is_element_wise
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
-from manyhands.servers.diary import Diary, Notes
+from manyhands.servers.diary import MOST_NOTED, Diary, Notes
 from manyhands.servers.exchange import make_exchange
 from manyhands.servers.guests import guest_key, visit
 from manyhands.servers.near import NearLine, NearPort
@@ -85,6 +85,8 @@ def connect(
     vectors: Vectors,
     clip_norm: float | None = None,
     check: Callable[[], None] = lambda: None,
+    *,
+    cached: bool = False,
 ) -> Servers:
     """A worker's end; every server must be starting as well. `check` is called while waiting, and may raise."""
     seat, neighbours = party.seat, party.neighbours
@@ -116,7 +118,7 @@ def connect(
         clip_norm=clip_norm,
         digest=scheme.digest,
         generation=seat.generation,
-        workers=seat.workers,
+        workers=len(speakers(party, cached)),
         notes=Notes(memory) if memory is not None and seat.members else None,
     )
 
@@ -171,8 +173,8 @@ def _server(
     trained_params.reverse()  # flat order is last parameter first
     # Another can go on if this one dies, where all that it knows is in common memory; limiting the norm changes
     # gradients there, and so cannot be finished by another.
-    is_here = len(near) == len(workers) and party.count == 1 and not cached
-    is_plain = clip_norm is None and not rule.fetches and rule.teams == 1 and is_element_wise(optimizer)
+    is_here = len(near) == len(workers) <= MOST_NOTED and party.count == 1
+    is_plain = clip_norm is None and is_element_wise(optimizer)
     is_kept = survives and is_here and is_plain
     if memory.had_a_server(index) and not is_kept:
         raise PeerLost(f"server {index} died, and nobody can go on with what it knew")

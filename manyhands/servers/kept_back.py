@@ -1,6 +1,6 @@
 """Gradients of layers that are pushed every few steps only (Nexus): they wait here, and what goes is their mean."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,37 +14,53 @@ class Mean:
     seen: int  # the group's version on which the first was computed
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    steps: int = 0
+    total: Tensor | None = None
+    missing: frozenset[int] = frozenset()
+    seen: int = 0
+
+
 class KeptBack:
     """The gradients of one group since its last push; of a table, those of some rows."""
 
     def __init__(self) -> None:
-        self._begin()
+        self._kept = self._before = _Kept()
 
-    def _begin(self) -> None:
-        self.steps = 0
-        self._total: Tensor | None = None
-        self._missing: set[int] = set()
-        self._seen = 0
+    @property
+    def steps(self) -> int:
+        return self._kept.steps
+
+    def wait_for(self, steps: int) -> None:
+        """Others have kept back so many: those that are missing here were empty."""
+        self._kept = self._before = replace(self._kept, steps=steps)
+
+    def settle(self) -> None:
+        """The step is made: it will not be taken back any more."""
+        self._before = self._kept
+
+    def take_back(self) -> None:
+        """The step will be made again."""
+        self._kept = self._before
 
     def add(self, gradient: Tensor | None, missing: set[int], seen: int) -> None:
         """One more step; None where this worker had no samples in it."""
-        if not self.steps:
-            self._seen = seen
-        self.steps += 1
-        if gradient is None:
-            return
-        if self._total is None:
-            self._total, self._missing = gradient.clone(), missing
-        else:
-            self._total = self._total + gradient if gradient.is_sparse else self._total.add_(gradient)
-            self._missing &= missing
+        kept, total, lacks = self._kept, self._kept.total, self._kept.missing
+        if gradient is not None:
+            lacks = frozenset(missing) if total is None else lacks & missing
+            total = (
+                gradient.clone() if total is None else total + gradient
+            )  # not in place: it may be taken back
+        self._kept = _Kept(
+            steps=kept.steps + 1, total=total, missing=lacks, seen=kept.seen if kept.steps else seen
+        )
 
     def take(self) -> Mean:
         """What there is, and begin anew."""
-        mean = Mean(
-            gradient=None if self._total is None else self._total / self.steps,
-            missing=self._missing,
-            seen=self._seen,
+        kept, self._kept = self._kept, _Kept()
+        return Mean(
+            gradient=None if kept.total is None else kept.total / kept.steps,
+            missing=set(kept.missing),
+            seen=kept.seen,
         )
-        self._begin()
-        return mean

@@ -59,14 +59,14 @@ class News:
     """Which rows of each table have changed since each worker that has a copy of it was last told."""
 
     def __init__(self, workers: Collection[int]) -> None:
-        self._workers = workers
+        self.workers = workers
         self._changed: dict[
             tuple[int, int], Tensor
         ] = {}  # by worker and group; none: it must be told everything
 
     def note(self, group: int, numbers: Tensor | None) -> None:
         """These rows were changed; None: any may have been."""
-        for worker in self._workers:
+        for worker in self.workers:
             if numbers is None:
                 self._changed.pop((worker, group), None)
             elif (changed := self._changed.get((worker, group))) is not None:
@@ -76,6 +76,6 @@ class News:
         """The rows to tell a worker now; None for all."""
         changed = self._changed.get((worker, group))
         numbers = None if changed is None else changed.nonzero().flatten()
-        if worker in self._workers:
+        if worker in self.workers:
             self._changed[worker, group] = torch.zeros(table.rows, dtype=torch.bool)
         return numbers if numbers is not None and pays(numbers, table) else None

@@ -52,7 +52,7 @@ from manyhands.servers.messages import (
 )
 from manyhands.servers.ownership import Group
 from manyhands.servers.rows import News, as_table, gradient_of, pack, touched, unpack
-from manyhands.servers.vectors import GRADIENT, Vectors
+from manyhands.servers.vectors import BEFORE, GRADIENT, Vectors
 
 _REMEMBERED = 4096  # updates of a group whose authors are known
 
@@ -151,12 +151,15 @@ class Shard:
         self._clocks.rounds, self._generation = diary.rounds, diary.generation
         if diary.planned is None:
             return
-        rounds, group, worker = diary.planned
-        if group < 0:
+        rounds, group, workers = diary.planned
+        if group < 0 and self._clocks.rule.teams == 1:
             updates = self._noted(self._generation, rounds)
-        else:
-            pushes = [(worker, diary.notes.last(worker, self._groups[group]))]
-            updates = [self._update_of(self._groups[group], pushes)]
+        else:  # none of them has pushed anything since
+            groups = [self._groups[group]] if group >= 0 else list(self._groups.values())
+            updates = [
+                self._update_of(one, [(worker, diary.notes.last(worker, one)) for worker in workers])
+                for one in groups
+            ]
         for update in updates:
             self._apply(update)
         self._clocks.rounds = rounds
@@ -175,7 +178,8 @@ class Shard:
             _Gradient(push, self._pushed(worker, push, None) if push.samples else None)
             for worker, push in pushes
         ]
-        return _Update(group, tuple(worker for worker, _ in pushes), gradients, weighs=False)
+        workers = tuple(worker for worker, _ in pushes)
+        return _Update(group, workers, gradients, weighs=self._clocks.rule.weighs)
 
     def regroup(self, workers: Sequence[int], generation: int) -> None:
         """Other workers come; what those before had gathered waits until it is known whether it counts."""
@@ -187,12 +191,15 @@ class Shard:
                 self._begun_held = [update for held in self._held.values() for update in held]
                 self._held.clear()
         self._unanswered.clear()
+        self._news = News(workers if self._news.workers else ())
         self._clocks = self._clocks.regrouped(workers)
         self._generation = generation
         if self._diary:
             self._diary.generation = generation
 
     def _standing(self) -> Standing:
+        if self._clocks.rule.teams > 1:
+            return Standing(rounds=0, is_complete=False)  # teams know nothing of each other's steps
         begun = self._before.begun() if self._before else []
         # What waits for a norm that nobody has put together yet is made again.
         complete = bool(begun) and len(begun) == len(self._groups) and not self._awaits_scale
@@ -215,6 +222,7 @@ class Shard:
             self._clocks.rounds += 1
         self._gradients.clear()
         self._unanswered.clear()
+        self._algebra.begin_anew(takes_back=not counts)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -300,6 +308,9 @@ class Shard:
             if isinstance(message, Offer):
                 self._portions = iter(range(message.portions))
                 self._algebra.combine(GRADIENT, [])
+                if not message.portions:
+                    self._algebra.forget([BEFORE])
+                    self._clocks.rounds += 1
             else:
                 self._algebra.add(message.group, self._sent(worker, self._groups[message.group], payload))
             yield worker, Done(number=message.number), None
@@ -353,10 +364,9 @@ class Shard:
         diary, rounds = self._diary, self._clocks.rounds
         if diary and not updates:
             diary.rounds = rounds
-        elif diary and self._clocks.rule.gathers:
-            diary.plan(rounds=rounds)
         elif diary:
-            diary.plan(rounds=rounds, group=updates[0].group.index, worker=updates[0].workers[0])
+            group = -1 if self._clocks.rule.gathers else updates[0].group.index
+            diary.plan(rounds=rounds, workers=updates[0].workers, group=group)
         for update in updates:
             self._apply(update)
         if diary and updates:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyhands.servers.consistency import OutOfTurn
 
-PARAMS, GRADIENT = "params", "gradient"
+PARAMS, GRADIENT, BEFORE = "params", "gradient", "before"  # the last: the parameters before the step
 
 
 class Vectors:
@@ -50,6 +50,12 @@ class Vectors:
         for name in names:
             if name != PARAMS:
                 self._parts.pop(name, None)
+
+    def begin_anew(self, *, takes_back: bool) -> None:
+        """Only the parameters are left; those before a step that is not over, if it is taken back."""
+        if takes_back and BEFORE in self._parts:
+            self.combine(PARAMS, [(BEFORE, 1.0)])
+        self._parts = {PARAMS: self._parts[PARAMS]}
 
     def measure(self, kind: str, one: str, other: str) -> float:
         pairs = list(zip(self._found(one), self._found(other), strict=True))

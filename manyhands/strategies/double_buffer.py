@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
     from manyhands.replica.replica import Replica, Share
 
-BUFFERS = ("even", "odd")
-LAST = "last"
+OWN = "own"  # this worker's gradients of the last step, and a flag for each parameter
+SAMPLES = "samples"  # in that step: this worker's, and those of all
+LAST = "last"  # the parameters before the last step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class DoubleBuffer(Strategy):
 
     predict: bool = True
     pooled: ClassVar[bool] = True
-    survives: ClassVar[bool] = False  # a sum under way holds gradients that only the dead worker has
+    late: ClassVar[bool] = True
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
@@ -40,22 +41,31 @@ class DoubleBuffer(Strategy):
         return 1
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
-        late = self._buffer(replica, replica.steps)
         loss = self._predicted(replica, share) if self.predict else replica.backward(share)
-        comm.finish_sum()
-        fresh = self._buffer(replica, replica.steps)
-        length = len(replica.params)
-        fresh[:length].copy_(replica.grads)
-        fresh[length:].copy_(replica.used)  # which parameters got a gradient travels with the gradients
-        comm.start_sum(fresh)
+        late = comm.finish_sum()
+        self._start(replica, comm, share)
         self._apply(replica, late)
         return loss
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
-        comm.finish_sum()
-        self._apply(replica, self._buffer(replica, replica.steps))
-        for name in (*BUFFERS, LAST):  # nothing is late any more: the next step begins as the first one did
+        self._apply(replica, comm.finish_sum())
+        for name in (
+            OWN,
+            SAMPLES,
+            LAST,
+        ):  # nothing is late any more: the next step begins as the first one did
             replica.kept.pop(name, None)
+
+    def regroup(self, replica: "Replica", comm: "Comm", *, is_new: bool) -> None:
+        """Those who are left sum again what each of them has: the mean over their samples. What the others had used in
+        that step counts as not used."""
+        if OWN in replica.kept:
+            mine, everyone = replica.kept[SAMPLES].tolist()
+            mine = 0.0 if is_new else mine
+            left = comm.sum_of(mine)
+            replica.kept[OWN] = replica.kept[OWN] * (everyone / left if mine else 0.0)
+            replica.kept[SAMPLES] = replica.kept[SAMPLES].new_tensor([mine, left])
+            comm.start_sum(replica.kept[OWN].clone())
 
     def _predicted(self, replica: "Replica", share: "Share") -> float:
         """Gradients where the parameters will be; the parameters themselves stay where they are."""
@@ -67,15 +77,19 @@ class DoubleBuffer(Strategy):
         replica.params.copy_(here)
         return loss
 
-    def _buffer(self, replica: "Replica", step: int) -> "Tensor":
-        """The gradients of a step and one flag per parameter; zeros where there was no such step."""
-        name = BUFFERS[step % 2]
-        if name not in replica.kept:
-            replica.keep(name, replica.params.new_zeros(len(replica.params) + len(replica.used)))
-        return replica.keep(name)
-
-    def _apply(self, replica: "Replica", late: "Tensor") -> None:
+    def _start(self, replica: "Replica", comm: "Comm", share: "Share") -> None:
+        """Begin the sum of this step's gradients; which parameters got one travels with them."""
         length = len(replica.params)
-        replica.grads.copy_(late[:length])
-        replica.used = late[length:]
-        replica.apply()
+        own = replica.keep(OWN, replica.params.new_zeros(length + len(replica.used)))
+        own[:length].copy_(replica.grads)
+        own[length:].copy_(replica.used)
+        samples = replica.keep(SAMPLES, own.new_zeros(2).double())
+        samples[0], samples[1] = share.samples, share.total()
+        comm.start_sum(own.clone())
+
+    def _apply(self, replica: "Replica", late: "Tensor | None") -> None:
+        if late is not None:
+            length = len(replica.params)
+            replica.grads.copy_(late[:length])
+            replica.used = late[length:]
+            replica.apply()

@@ -18,6 +18,8 @@ from manyhands.strategies.settings import at_least_one, one_gradient_per_step
 from manyhands.strategies.strategy import Asked, Strategy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from manyhands.comm.comm import Comm, ServedDirectly
     from manyhands.replica.replica import Replica, Share
 
@@ -60,32 +62,38 @@ class Downpour(Strategy):
             servers.finish()
         else:
             loss = replica.backward(servers.held(share))
-            self._accrue(replica)
         if self.fetch > 1:
             replica.descend()
-        if replica.steps % self.push == 0:
-            self._push(replica, comm)
+        if self.push > 1:
+            accrued = self._accrued(replica)
+            if replica.steps % self.push == 0:
+                self._push(replica, comm, accrued)
+            else:
+                replica.kept[ACCRUED] = accrued
         return loss
 
-    def _accrue(self, replica: "Replica") -> None:
-        """Add up gradients, and flags: which parameters got one."""
+    def _accrued(self, replica: "Replica") -> "Tensor":
+        """The sum of gradients, and of flags: which parameters got one. What is kept is left alone: should the push
+        fail, the step is made again."""
         length = len(replica.params)
-        if ACCRUED not in replica.kept:
-            replica.keep(ACCRUED, replica.params.new_zeros(length + len(replica.used)))
-        accrued = replica.keep(ACCRUED)
+        before = replica.kept.get(ACCRUED)
+        accrued = replica.params.new_zeros(length + len(replica.used)) if before is None else before.clone()
         accrued[:length].add_(replica.grads)
         accrued[length:].add_(replica.used)
+        return accrued
 
-    def _push(self, replica: "Replica", comm: "Comm") -> None:
-        assert comm.servers is not None
-        accrued = replica.kept.pop(ACCRUED, None)
-        if accrued is not None:
-            length = len(replica.params)
-            cast("ServedDirectly", comm.servers).give(accrued[:length], accrued[length:])
+    def _push(self, replica: "Replica", comm: "Comm", accrued: "Tensor") -> None:
+        length = len(replica.params)
+        cast("ServedDirectly", comm.servers).give(accrued[:length], accrued[length:])
+        replica.kept.pop(ACCRUED, None)
+
+    def holds_back(self, replica: "Replica", comm: "Comm") -> bool:
+        return ACCRUED in replica.kept
 
     def leave(self, replica: "Replica", comm: "Comm") -> None:
         assert comm.servers is not None
-        self._push(replica, comm)  # a pause leaves nothing behind
+        if ACCRUED in replica.kept:
+            self._push(replica, comm, replica.kept[ACCRUED])  # a pause leaves nothing behind
         comm.servers.leave(lambda share: None)  # no neighbour needs this worker
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:

@@ -69,9 +69,8 @@ class ParameterServer(Strategy):
 
     @property
     def survives(self) -> bool:
-        """Where one worker speaks for others, nobody could speak in its place; what a worker keeps back of a layer's
-        gradients would be lost with it."""
-        return not self.cache and not self.every
+        """What a worker that speaks for others keeps back of a layer's gradients would be lost with it."""
+        return not (self.cache and self.every)
 
     @property
     def lockstep(self) -> bool:
@@ -105,6 +104,10 @@ class ParameterServer(Strategy):
         loss = replica.backward(servers.held(share), on_ready=servers.push)
         servers.finish()
         return loss
+
+    def holds_back(self, replica: "Replica", comm: "Comm") -> bool:
+        assert comm.servers is not None
+        return comm.servers.keeps_back
 
     def leave(self, replica: "Replica", comm: "Comm") -> None:
         assert comm.servers is not None

@@ -9,7 +9,8 @@ the loss several times in a step, and for each evaluation
                     numbers alone, and has x ← x + t · d done where x and d are: on the servers
 
 A slow worker takes fewer portions, and nobody waits longer than for one. The history of L-BFGS is spread over the
-servers.
+servers. They keep the parameters from before the step: if a worker dies in it, the others begin it again from there, and
+L-BFGS without a history.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,16 +62,15 @@ class Sandblaster(Strategy):
             comm.sum_of(AGAIN)
             return evaluate()
 
-        if not portions:
-            return float("nan")
         if comm.rank == 0:
-            servers.minimize(coordinate)
+            if portions:
+                servers.minimize(coordinate)
             servers.offer(0)  # all that was asked of the servers is done
             comm.sum_of(ENOUGH)
         else:
             while comm.sum_of(0.0) == AGAIN:
                 evaluate()
-        return losses[0]
+        return losses[0] if losses else float("nan")
 
     def _evaluate(
         self, replica: "Replica", comm: "Comm", share: "Share", portions: Sequence[tuple[Any, int]]

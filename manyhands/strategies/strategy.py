@@ -64,8 +64,8 @@ class Strategy:
 
     @property
     def survives(self) -> bool:
-        """Whether a run goes on when a worker dies, joins or leaves; servers have to know how to do without it."""
-        return self.rule is None
+        """Whether a run goes on when a worker dies, joins or leaves."""
+        return True
 
     def meets(self, steps: int) -> bool:
         """Whether replicas exchange what they have learned in the step that follows after so many.
@@ -74,6 +74,17 @@ class Strategy:
         steps workers with replicas of their own need nobody.
         """
         return True
+
+    def holds_back(self, replica: "Replica", comm: "Comm") -> bool:
+        """Whether, after a step, this worker alone has something of what it has learned: then what it has used is not
+        safe yet."""
+        return False
+
+    @property
+    def late(self) -> bool:
+        """Whether what a step has used is safe only when the next step is made, or all agree: its gradients are still
+        under way when it ends."""
+        return False
 
     @property
     def repeatable(self) -> bool:
@@ -143,6 +154,12 @@ class Strategy:
         """This worker is out of data, or pauses: from here until all have paused nobody may wait for it.
 
         Called where workers do not take every step together; each comes at its own time.
+        """
+
+    def regroup(self, replica: "Replica", comm: "Comm", *, is_new: bool) -> None:
+        """Other workers are here than before, and what was under way between those is lost; called by all together.
+
+        `is_new` is whether this worker had no part in it, and has what another one keeps.
         """
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:

@@ -81,8 +81,8 @@ class WorkerGroups(Strategy):
 
     @property
     def survives(self) -> bool:
-        """Groups are of equal size: there is no going on without a member."""
-        return self.owners == "workers" and self.groups == 1
+        """What server groups have to tell each other is known to each of them alone."""
+        return self.server_groups == 1
 
     @property
     def synchronous(self) -> bool:

@@ -31,6 +31,11 @@ STRATEGIES = (
     ("parameter-server:async", 1, 0.01),
     ("gossip", 0, 0.0125),
     ("ad-psgd", 0, 0.0125),
+    ("double-buffer", 0, 0.025),
+    ("downpour:fetch=2,push=2", 2, 0.005),
+    ("parameter-server:sync,cache=true", 2, 0.05),
+    ("parameter-server:sync,every=2=2", 1, 0.05),
+    ("worker-groups:groups=2", 2, 0.02),
     *([] if emulation.available() else [("all-reduce on emulated hosts", 0, 0.05)]),
 )
 LAYOUTS = ((2, 2), (1, 2, 1), (2, 1, 1))  # workers of each host

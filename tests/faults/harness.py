@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,18 @@ class Logs:
     def parameters(self, number: int) -> Tensor:
         found: Tensor = torch.load(self.folder / f"params-{number}.pt", weights_only=True)
         return found
+
+    def used(self) -> list[list[int]]:
+        """The samples of every step, of those workers that are known to have made it."""
+        noted: dict[int, dict[int, list[int]]] = {}
+        steps: dict[int, list[int]] = {}
+        for number, log in sorted(self.logs.items()):
+            for row in log:
+                if row["kind"] == "step":
+                    noted.setdefault(row["step"], {})[number] = row["ids"]
+                elif row["kind"] == "made":
+                    steps.setdefault(row["step"], []).extend(noted[row["step"]][number])
+        return [steps[number] for number in sorted(steps)]
 
     def committed(self) -> list[list[int]]:
         """The samples of every step that counts, as the workers noted them before each step.
@@ -194,6 +206,41 @@ def _children(pid: int) -> list[int]:
 
 def _name(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def alone_and_late(steps: Sequence[Sequence[int]], pauses: Collection[int], *, lr: float) -> Tensor:
+    """The same where gradients are applied one step late, and taken where the parameters will be then; nothing stays
+    late over a pause, which follows after so many steps."""
+    from tests.faults import training
+
+    net = training.net()
+    made = training.optimizer("momentum", net, lr)
+    data = training.Numbered(training.LENGTH)
+    params = list(net.parameters())
+    late: list[Tensor] | None = None
+    last: list[Tensor] | None = None
+
+    def apply(gradients: Sequence[Tensor] | None) -> None:
+        if gradients is not None:
+            for param, gradient in zip(params, gradients, strict=True):
+                param.grad = gradient
+            made.step()
+
+    for number, ids in enumerate(steps, 1):
+        here = [param.detach().clone() for param in params]
+        with torch.no_grad():
+            for param, now, before in zip(params, here, last or here, strict=True):
+                param.add_(now - before)
+        gradients = torch.autograd.grad(training.loss(net, data.batch(torch.tensor(ids), 0)), params)
+        with torch.no_grad():
+            for param, now in zip(params, here, strict=True):
+                param.copy_(now)
+        apply(late)
+        late, last = list(gradients), here
+        if number in pauses:
+            apply(late)
+            late = last = None
+    return nn.utils.parameters_to_vector(params).detach()
 
 
 def alone(steps: Sequence[Sequence[int]], *, optimizer: str, lr: float) -> Tensor:

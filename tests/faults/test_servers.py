@@ -39,8 +39,8 @@ def test_a_launcher_that_is_ended_leaves_nothing(number: signal.Signals, tmp_pat
 @pytest.mark.parametrize(
     ("strategy", "rank", "name"),
     [
-        ("parameter-server:cache=true", 2, "server 0"),
-        ("parameter-server:cache=true", 1, "worker 1 of 2"),
+        ("parameter-server:cache=true,every=*=2", 2, "server 0"),
+        ("parameter-server:cache=true,every=*=2", 1, "worker 1 of 2"),
     ],
 )
 def test_whoever_is_killed_ends_the_run_and_is_named(

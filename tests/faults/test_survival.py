@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.faults import harness, training
-from tests.faults.harness import Fault, Ran
+from tests.faults.harness import Fault, Logs, Ran
 
 EPOCHS = 2
 WHOLE = {"once": EPOCHS * training.LENGTH, "twice": 0, "never": 0}
@@ -26,10 +26,10 @@ def check(ran: Ran, faults: list[Fault], finished: set[int]) -> None:
     assert all(torch.equal(first, ran.parameters(number)) for number in finished), "the same bits everywhere"
 
 
-def check_numbers(ran: Ran, optimizer: str) -> None:
+def check_numbers(ran: Ran, optimizer: str, *, atol: float = 1e-6) -> None:
     """One process that has made the same steps has the same parameters."""
     together = harness.alone(ran.committed(), optimizer=optimizer, lr=training.LR)
-    torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=atol)
 
 
 def test_one_of_three_dies_in_its_forward_pass(tmp_path: Path) -> None:
@@ -79,9 +79,10 @@ def test_deaths_at_any_instant_leave_the_numbers_of_one_process(strategy: str, t
     check_numbers(ran, "momentum")
 
 
-def test_the_dead_are_replaced_and_the_new_ones_take_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["all-reduce", "double-buffer"])
+def test_the_dead_are_replaced_and_the_new_ones_take_over(strategy: str, tmp_path: Path) -> None:
     faults = [Fault(0, 3), Fault(2, 3)]
-    ran = harness.run(tmp_path, faults, replace=2, optimizer="Adam", until=3)
+    ran = harness.run(tmp_path, faults, strategy=strategy, replace=2, optimizer="Adam", until=3)
     check(ran, faults, {1, 3, 4})
     assert len(ran.of("death")) == 2
     assert {event.fields["rank"] for event in ran.of("join")} == {3, 4}
@@ -89,7 +90,8 @@ def test_the_dead_are_replaced_and_the_new_ones_take_over(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "strategy", ["all-reduce:topology=ring", "local-sgd:period=4", "tournament", "hogwild", "ad-psgd"]
+    "strategy",
+    ["all-reduce:topology=ring", "double-buffer", "local-sgd:period=4", "tournament", "hogwild", "ad-psgd"],
 )
 def test_a_worker_dies_under_other_strategies(strategy: str, tmp_path: Path) -> None:
     faults = [Fault(0, 13), Fault(2, 33)]
@@ -99,26 +101,62 @@ def test_a_worker_dies_under_other_strategies(strategy: str, tmp_path: Path) -> 
         check_numbers(ran, "momentum")
 
 
-@pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])
-def test_a_worker_dies_under_servers(consistency: str, tmp_path: Path) -> None:
-    strategy = "parameter-server:" + consistency.replace(":", ",")
-    faults = [Fault(0, 13), Fault(2, 33)]
-    ran = harness.run(tmp_path, faults, strategy=strategy, servers=2)
+def test_a_sum_under_way_is_made_again_without_the_dead_worker(tmp_path: Path) -> None:
+    """What it had in the sum counts as not used; the others go on with the mean of theirs."""
+    faults = [Fault(1, 7)]
+    ran = harness.run(tmp_path, faults, strategy="double-buffer")
+    check(ran, faults, {0, 2})
+    lost = [row for row in ran.logs[1] if row.get("step") != 6]  # in the sum when it died in step 7
+    steps = Logs(ran.folder, {**ran.logs, 1: lost}).used()
+    pauses = {row["steps"] for row in ran.logs[0] if row["kind"] == "evaluated"}
+    together = harness.alone_and_late(steps, pauses, lr=training.LR)
+    torch.testing.assert_close(ran.parameters(0), together, rtol=1e-6, atol=1e-6)
+
+
+SERVED = [
+    "parameter-server:sync",
+    "parameter-server:async",
+    "parameter-server:stale,bound=1",
+    "parameter-server:sync,every=2=3",
+    "parameter-server:sync,cache=true",
+    "downpour:fetch=2,push=3",
+    "worker-groups:groups=2",
+]
+
+
+def equals_one_process(strategy: str) -> bool:
+    return "sync" in strategy and "async" not in strategy and "every" not in strategy
+
+
+@pytest.mark.parametrize("strategy", [*SERVED, "sandblaster"])
+def test_a_worker_dies_under_servers(strategy: str, tmp_path: Path) -> None:
+    """In the end the groups of `worker-groups` are one worker and none."""
+    workers = 4 if "groups" in strategy else 3
+    faults = [Fault(0, 13), Fault(2, 33), Fault(3, 23)][: workers - 1]
+    optimizer = "LBFGS" if strategy == "sandblaster" else "momentum"
+    ran = harness.run(tmp_path, faults, workers=workers, strategy=strategy, servers=2, optimizer=optimizer)
     check(ran, faults, {1})
-    if consistency == "sync":
+    if equals_one_process(strategy):
         check_numbers(ran, "momentum")
 
 
-@pytest.mark.parametrize("consistency", ["sync", "async", "stale:bound=1"])
-def test_a_server_dies_and_another_goes_on_with_what_it_knew(consistency: str, tmp_path: Path) -> None:
-    strategy = "parameter-server:" + consistency.replace(":", ",")
+@pytest.mark.parametrize("strategy", SERVED)
+def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_path: Path) -> None:
+    workers = 4 if "groups" in strategy else 3
     faults = [Fault(1, 0.2, "server")]
     ran = harness.run(
-        tmp_path, faults, strategy=strategy, servers=2, replace=1, optimizer="Adam", pause_s=0.02
+        tmp_path,
+        faults,
+        workers=workers,
+        strategy=strategy,
+        servers=2,
+        replace=1,
+        optimizer="Adam",
+        pause_s=0.02,
     )
-    check(ran, faults, {0, 1, 2})
+    check(ran, faults, set(range(workers)))
     assert [event.text for event in ran.of("server")] == [
         "server 1 died (killed by SIGKILL): another takes over from it"
     ]
-    if consistency == "sync":
-        check_numbers(ran, "Adam")
+    if equals_one_process(strategy):
+        check_numbers(ran, "Adam", atol=1e-5)  # where a gradient is nearly 0, Adam makes much of its rounding

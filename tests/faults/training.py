@@ -60,6 +60,8 @@ def net() -> nn.Module:
 def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     if name == "momentum":
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    if name == "LBFGS":
+        return torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=4)
     made: torch.optim.Optimizer = getattr(torch.optim, name)(model.parameters(), lr=lr)
     return made
 
@@ -112,7 +114,8 @@ def main() -> None:
             if session.takeovers == takeovers:  # else the others have gone on without this worker's batch
                 note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
         if not digits:
-            note(kind="evaluated", loss=session.evaluate(data)["loss"], epoch=session.epoch)
+            loss_of_all = session.evaluate(data)["loss"]
+            note(kind="evaluated", loss=loss_of_all, epoch=session.epoch, steps=session.steps)
     accuracy = (
         session.evaluate(digits.test, measures={"accuracy": mh.accuracy})["accuracy"] if digits else None
     )
