@@ -272,6 +272,8 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         world = _world(old_world.seat, member, turn, way)
         if world.rank >= turn.heirs:
             session.has_state, old = False, None
+            if session.is_set_up:
+                session.replica.let_go()
     rows = world.exchange([float(old is not None), float(session.calls), float(session.commits)])
     have = [bool(row[0]) for row in rows]
     whole = have
@@ -298,6 +300,7 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         session.clip_norm,
         journaled=session.journaled,
         has_begun=any(have),
+        keeps=old is not None,
     )
     if servers and old is not None and session.transaction:
         if servers.rounds > rounds:
@@ -305,15 +308,18 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         session.transaction = None
     if any(have):
         if replica.lent is None:
-            inherit(replica, old if whole[world.rank] else None, comm, world, whole)
+            of_peers = [whole[rank] for rank in session.placing.peer_ranks]
+            peers = session.placing.peers
+            inherit(replica, old if whole[world.rank] else None, comm, peers, of_peers)
         most = max(row[1] for row, one in zip(rows, have, strict=True) if one)
         source = next(rank for rank, row in enumerate(rows) if have[rank] and row[1] == most)
         told = world.gather(_record(session) if world.rank == source else b"")[source]
-        held = session.feed.in_hand(old_world.rank) if old is not None else []
+        held = _in_hand(session, turn, old_world) if old is not None else []
         everyone = [msgspec.json.decode(row) for row in world.gather(msgspec.json.encode(held))]
+        mesh = session.placing.mesh
         if old is None or session.calls < most:
             _take_over(session, msgspec.json.decode(told, type=Record), keeps=old is not None)
-        session.feed.deal(world.size, everyone)
+        session.feed.deal(mesh.feeds, everyone[:: mesh.copies])
     elif replica.lent is None:  # else servers have seen to it
         spread(replica, comm, session.placing.peers)
     # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.
@@ -326,6 +332,20 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         old_world.close()
     if member is not None and member.turn is not None:
         member.enter(commits=session.commits, steps=session.steps)
+
+
+def _in_hand(session: "Session", turn: Turn | None, old: World) -> Any:
+    """The samples that this worker has and has not used. Those who work on the same samples have the same, unless they
+    come from different replicas: then they give them up."""
+    mesh = session.placing.placement.mesh(old.size)
+    first = session.placing.replica * mesh.members
+    crew, members = slice(first, first + mesh.members), old.seat.members
+    if turn and turn.members[crew] not in [
+        members[at : at + mesh.members] for at in range(0, old.size, mesh.members)
+    ]:
+        session.takeovers += 1
+        return []
+    return session.feed.in_hand(mesh.feed(old.rank))
 
 
 def _give_back(old: World, world: World) -> None:

@@ -233,8 +233,11 @@ class Session:
     @property
     def can_go_on(self) -> bool:
         """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
-        survives = self.strategy.survives and self.placing.is_whole
-        return self.member is not None and survives and not self._others()
+        if self.member is None or not self.strategy.survives or self._others():
+            return False
+        # A model that is being divided for the first time is whole nowhere.
+        turn = self.member.turn
+        return self.placing.is_whole or self.is_set_up or (turn is not None and turn.heirs > 0)
 
     @property
     def served(self) -> bool:
@@ -344,7 +347,8 @@ class Session:
             self.feed.audit.used += places
             self._finish(loss, meeting, share, meets)
 
-        together = self.strategy.lockstep and (meets or not self.replica.is_own)
+        is_alone = self.replica.is_own and self.placing.is_whole and not meets
+        together = self.strategy.lockstep and not is_alone
         with self._transaction(finish, together=together) as transaction:
             transaction.loss = self.strategy.step(self.replica, self.comm, share)
             self.replica.settle()

@@ -171,6 +171,8 @@ class Survival:
 
     def _tell_generation(self, report: Report) -> None:
         new = sorted(set(report.members) - self._heirs - self._guests)
+        accounted = {*report.members, *report.gone, *report.left}
+        waiting = sorted(self._heirs - accounted) if self._elastic.crew > 1 else []
         ours = {worker.rank for worker in self._crew.running} | set(self._slots)
         self._heirs |= set(report.members) & ours
         self._guests |= set(report.members) - ours
@@ -203,6 +205,13 @@ class Survival:
             self._guests.discard(number)
             text = f"worker {number} has left: {count} from step {report.step} on"
             self._on_event(Event(kind="leave", text=text, fields={"rank": number, "step": report.step}))
+        if report.is_mixed:
+            text = "no replica was whole: the parts that are left of several make one, and nothing is lost"
+            self._on_event(Event(kind="mixed", text=text, fields={"step": report.step}))
+        for number in waiting:
+            self._heirs.discard(number)
+            text = f"worker {number} waits: its replica is not whole until another has joined"
+            self._on_event(Event(kind="wait", text=text, fields={"rank": number, "step": report.step}))
         for number in new:
             text = f"worker {number} has joined: {count} from step {report.step} on"
             self._on_event(Event(kind="join", text=text, fields={"rank": number, "step": report.step}))

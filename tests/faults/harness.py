@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyhands import placement as placements
+from manyhands import strategies
 from manyhands.cluster import cores, supervisor
 from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.events import Event
@@ -59,7 +61,7 @@ class Logs:
     def committed(self) -> list[list[int]]:
         """The samples of every step that counts, as the workers noted them before each step.
 
-        A worker that died in a step may have had a part in it: the others know how many samples it had. If several
+        Workers that have the same samples, of one replica, note them each. A worker that died in a step may have had a part in it: the others know how many samples it had. If several
         died in it, those had no part whose samples others use later in the epoch.
         """
         noted: dict[int, dict[int, list[int]]] = {}
@@ -76,7 +78,7 @@ class Logs:
                     epochs[row["step"]] = row["epoch"]
         steps = []
         for step in sorted(sure):
-            known = [i for number in sorted(sure[step]) for i in noted[step][number]]
+            known = list(dict.fromkeys(i for number in sorted(sure[step]) for i in noted[step][number]))
             doubtful = [ids for number, ids in noted[step].items() if number not in sure[step]]
             wanted = samples[step] - samples[step - 1]
             if len(known) < wanted:
@@ -110,6 +112,7 @@ def run(
     workers: int = 3,
     strategy: str = "all-reduce",
     servers: int = 0,
+    placement: str = "single",
     replace: int = 0,
     most: int | None = None,
     stall_s: float = 10.0,
@@ -140,12 +143,22 @@ def run(
         [str(SCRIPT), str(folder), json.dumps({"faults": inside, **settings})],
         workers=workers,
         layout=cores.layout(workers, 1, servers),
-        environ={"MANYHANDS_STRATEGY": strategy, "OMP_NUM_THREADS": "1"},
+        environ={
+            "MANYHANDS_STRATEGY": strategy,
+            "MANYHANDS_PLACEMENT": placement,
+            "OMP_NUM_THREADS": "1",
+        },
         run_dir=None,
         load="manyhands.sessions",
         on_tick=on_tick,
         on_line=lambda rank, line: lines.append(f"[{rank}] {line}"),
-        elastic=Elastic(most=most or workers, replace=replace, stall_s=stall_s),
+        elastic=Elastic(
+            most=most or workers,
+            replace=replace,
+            stall_s=stall_s,
+            crew=placements.parse(placement).mesh(workers).members,
+            alike=strategies.parse(strategy).synchronous,
+        ),
         on_event=events.append,
         servers=servers,
     )

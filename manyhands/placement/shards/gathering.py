@@ -12,7 +12,7 @@ class Gathered:
 
     def __init__(self, param: nn.Parameter, comm: Comm) -> None:
         self.param = param
-        self._comm = comm
+        self.comm = comm
         count = param.numel()
         length = -(-count // comm.size)
         start, stop = (min(rank * length, count) for rank in (comm.rank, comm.rank + 1))
@@ -40,7 +40,7 @@ class Gathered:
             own = slice(self.piece.start, self.piece.stop)
             flat[own] = self.shard.detach()[: own.stop - own.start]
             bits = flat.view(torch.int32) if flat.nbytes % 4 == 0 else flat.view(torch.uint8)
-            self._comm.sum_(bits)  # where the others have zeros: the very bits of each
+            self.comm.sum_(bits)  # where the others have zeros: the very bits of each
             self.is_whole = True
 
     def reduced(self, gradient: Tensor | None) -> Tensor:
@@ -50,5 +50,5 @@ class Gathered:
             if gradient is None
             else gradient.contiguous()
         )
-        self._comm.sum_(whole.view(-1))
+        self.comm.sum_(whole.view(-1))
         return self.piece.of(whole).clone()

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from manyhands.cluster.heap import give_freed_memory_back
+from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
 from manyhands.placement.crew import Crew
 from manyhands.placement.shards.gathering import Gathered
@@ -30,8 +31,7 @@ class Shards(Crew):
         everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         super().__init__(model, loss, standing, held=everything)
         give_freed_memory_back()  # what follows comes from the kernel and goes back to it
-        # Where all workers have one replica, the world's own comm saves the buffers of another.
-        self._comm = standing.world.comm if standing.mesh.replicas == 1 else standing.crew.comm
+        self._comm = _comm(standing)
         self._names, params = trained(model, optimizer)
         self._gathered = {id(param): Gathered(param, self._comm) for param in params}
         self._in_order = [self._gathered[id(param)] for param in params]
@@ -46,6 +46,13 @@ class Shards(Crew):
             gathered.param.register_post_accumulate_grad_hook(self._arrive) for gathered in self._in_order
         ]
         give_freed_memory_back()  # the whole model was here
+
+    def move(self, standing: Standing) -> None:
+        super().move(standing)
+        self._give_up_all()
+        self._comm = _comm(standing)
+        for gathered in self._in_order:
+            gathered.comm = self._comm
 
     def _watch(self, module: nn.Module) -> None:
         params = module.parameters() if isinstance(module, WHOLE) else module.parameters(recurse=False)
@@ -151,3 +158,8 @@ class Shards(Crew):
     def _give_up_all(self) -> None:
         for gathered in self._in_order:
             gathered.give_up()
+
+
+def _comm(standing: Standing) -> Comm:
+    """Where all workers have one replica, the world's own comm saves the buffers of another."""
+    return standing.world.comm if standing.mesh.replicas == 1 else standing.crew.comm
