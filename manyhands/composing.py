@@ -39,9 +39,27 @@ def compose(
     same_model(placing.shapes(model), world)
     part = placing.enter(model, optimizer, loss, world, has_begun=has_begun, keeps=keeps)
     device = next(model.parameters()).device.type
-    if strategy.rule is not None:
-        return served.join(model, optimizer, loss, world, strategy, clip_norm, has_begun=has_begun)
     peers = placing.peers
+    if strategy.rule is not None:
+        if part and clip_norm is not None:
+            raise UsageError(
+                "clip_norm limits the norm over all parts of a replica, and each part has servers of its own; leave it "
+                "out, or choose a strategy without servers"
+            )
+        replica, comm, line = served.join(
+            model,
+            optimizer,
+            loss,
+            peers,
+            strategy,
+            clip_norm,
+            has_begun=has_begun,
+            arena=world.host.arena,
+            part=part,
+            peers=placing.mesh.peers(),
+        )
+        placing.settle(replica)
+        return replica, comm, line
     shared = strategy.shares_replica and device == "cpu" and not needs_closure(optimizer)
     if shared:
         host, lanes, comm = peers.host, peers.lanes, peers.between_hosts()

@@ -143,7 +143,8 @@ class Session:
         strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
             survives = local.INVITATION in os.environ
-            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out, survives)
+            peers = () if self.placing.is_whole else self.placing.mesh.peers()
+            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out, survives, peers)
         number = world.rank if world.seat.number is None else world.seat.number
         self.world = world
         self.model = model
@@ -759,7 +760,7 @@ class Session:
     def collect(self) -> tuple[dict[str, Tensor], States]:
         """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
         if self.served:
-            return served.collect(self.servers, self.replica, self.world)
+            return served.collect(self.servers, self.replica, self.placing.peers)
         return collect(self.replica, self.placing.peers)
 
     # The end

@@ -127,9 +127,9 @@ def elastic_terms(
             hosts=hosts[0],
             address=_meeting_address(hosts[1]),
         )
-    is_alone = mesh.replicas == 1 if mesh.members > 1 else most == 1
+    is_alone = mesh.replicas == 1 or strategy.rule is not None if mesh.members > 1 else most == 1
     if not strategy.survives or is_alone:
-        return None
+        return None  # servers of parts do not know how to do without a worker
     if strategy.rule is not None:
         most = workers  # the memory that workers share with servers has room for no more
     return Elastic(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from manyhands import job, models, placement
+from manyhands import job, models, placement, strategies
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
 from manyhands.evaluating import accuracy
@@ -253,6 +253,76 @@ def test_strategies_do_not_notice(strategy: str) -> None:
     placed = in_threads(4, lambda world: work(world, "pipeline:stages=2"))
     for net in placed:
         close_to(net, plain[0])
+
+
+# Servers
+
+
+SERVED = {"pipeline:microbatches=5": (4, 2), "tensor:rows=4,columns=8": (4, 4), "hybrid": (4, 4)}
+SERVERS = "parameter-server"
+
+
+@pytest.mark.parametrize("text", SERVED)
+def test_each_part_has_servers_of_its_own(text: str) -> None:
+    workers, servers = SERVED[text]
+
+    def work(world: World) -> nn.Module:
+        session = make_session(world, text, strategy=SERVERS, make=adam)
+        train(session, batches())
+        session.close()
+        return session.model
+
+    for net in in_threads(workers, work, strategy=SERVERS, servers=servers):
+        close_to(net, alone(adam), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((SERVERS, "pipeline:microbatches=5", 4, 2), ("all-reduce", "tensor:rows=4,columns=8", 2, 0))],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_checkpoints_of_servers_reshape(before: Any, after: Any, turned: bool, tmp_path: Path) -> None:
+    middle = STEPS // 2
+
+    def first(world: World, strategy: str, text: str) -> None:
+        session = make_session(world, text, strategy=strategy, make=adam)
+        train(session, batches()[:middle])
+        session.save(tmp_path)
+        session.close()
+
+    def rest(world: World, strategy: str, text: str) -> nn.Module:
+        session = make_session(world, text, strategy=strategy, make=adam)
+        session.resume(tmp_path)
+        train(session, batches()[middle:])
+        session.close()
+        return session.model
+
+    results = []
+    for (strategy, text, workers, servers), half in zip(
+        [after, before] if turned else [before, after], [first, rest], strict=True
+    ):
+        work = functools.partial(half, strategy=strategy, text=text)
+        results = in_threads(workers, work, strategy=strategy, servers=servers)
+    for net in results:
+        close_to(net, alone(adam), 1e-6)
+
+
+def test_servers_that_parts_cannot_have_are_refused() -> None:
+    strategy = strategies.parse(SERVERS)
+
+    def refusal(text: str, workers: int, servers: int, strategy: strategies.Strategy = strategy) -> str:
+        placed = placement.parse(text)
+        mesh = placed.mesh(workers)
+        with pytest.raises(UsageError) as refused:
+            placement.admit(placed, mesh, strategy, strategies.Asked(workers=mesh.replicas, servers=servers))
+        return str(refused.value)
+
+    assert "3 = 1 × 2 + 1; use --servers 2 or 4" in refusal("pipeline", 4, 3)
+    assert "servers would have them once more" in refusal("sharded", 2, 2)
+    assert "take every step together" in refusal("pipeline", 4, 2, strategies.parse("parameter-server:async"))
+    assert "without groups and caches" in refusal(
+        "pipeline", 4, 2, strategies.parse("parameter-server:cache=true")
+    )
 
 
 # Pipelines
