@@ -26,8 +26,8 @@ from manyhands.servers.cache import HostServers
 from manyhands.servers.client import Servers
 from manyhands.servers.joining import connect, ordinary, own_vectors, serve
 from manyhands.servers.messages import Report
-from manyhands.servers.party import own_party, party_of_part
 from manyhands.servers.parts import outline, tell, told
+from manyhands.servers.party import own_party, party_of_part
 from manyhands.servers.scheme import describe
 from manyhands.strategies import Strategy
 

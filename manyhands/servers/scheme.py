@@ -16,8 +16,8 @@ from manyhands.replica.replica import SPAN_BYTES
 from manyhands.replica.updates import vector_states
 from manyhands.servers.memory import Memory
 from manyhands.servers.ownership import GROUP_BYTES, Group, share_out
-from manyhands.servers.party import Party
 from manyhands.servers.parts import Held
+from manyhands.servers.party import Party
 
 
 @dataclass(frozen=True, kw_only=True)

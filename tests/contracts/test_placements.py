@@ -430,6 +430,62 @@ def test_members_of_a_replica_must_get_the_same_batch() -> None:
     in_threads(2, work)
 
 
+# Shards
+
+
+class Choosing(nn.Module):
+    """Which layers it uses depends on the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(16, 6)
+        self.left = nn.Linear(6, 6)
+        self.right = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 6))
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.into(inputs.flatten(1)))
+        chosen = self.left(hidden) if inputs[0, 0, 0, 0] > 0 else self.right(self.left(hidden))
+        return self.out(chosen)
+
+
+@pytest.mark.parametrize(("text", "workers"), [("sharded", 3), ("sharded:shards=2", 4)])
+def test_workers_may_use_different_layers_in_a_step(text: str, workers: int) -> None:
+    """Some also have no samples in it, or more batches than others."""
+
+    def make() -> nn.Module:
+        return filled(Choosing().double(), 3, 0.3)
+
+    def given(step: int, worker: int) -> list[Batch]:
+        whole = batches()[step]
+        if (step + worker) % 4 == 3:
+            return []
+        if (step + worker) % 4 == 2:
+            return [share(whole, worker, workers), share(batches()[step - 1], worker, workers)]
+        return [share(whole, worker, workers)]
+
+    def work(world: World) -> nn.Module:
+        net = make()
+        session = Session(net, momentum(net), loss, world=world, placement=text)
+        for step in range(STEPS):
+            session.step(*given(step, world.rank))
+        session.evaluate(TensorDataset(*batches()[0]), batch_size=2)
+        session.close()
+        return net
+
+    net = make()
+    optimizer = momentum(net)
+    for step in range(STEPS):
+        parts = [batch for worker in range(workers) for batch in given(step, worker)]
+        total = sum(len(batch[1]) for batch in parts)
+        optimizer.zero_grad()
+        for batch in parts:
+            (loss(net, batch) * len(batch[1]) / total).backward()
+        optimizer.step()
+    for found in in_threads(workers, work):
+        close_to(found, net)
+
+
 # The zoo
 
 

@@ -61,8 +61,9 @@ class Logs:
     def committed(self) -> list[list[int]]:
         """The samples of every step that counts, as the workers noted them before each step.
 
-        Workers that have the same samples, of one replica, note them each. A worker that died in a step may have had a part in it: the others know how many samples it had. If several
-        died in it, those had no part whose samples others use later in the epoch.
+        Workers of one replica may have the same samples. A worker that died in a step may have had a part in it: the
+        others know how many samples it had. If several died in it, those had no part whose samples others use later
+        in the epoch.
         """
         noted: dict[int, dict[int, list[int]]] = {}
         sure: dict[int, set[int]] = {}
