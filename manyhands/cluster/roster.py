@@ -18,8 +18,8 @@ from manyhands.cluster.control import Change, Here, No, Over, ToMember, Turn
 class Roster:
     """`most` is how many may be members at once; `heard` is what each one said last.
 
-    `crew` is how many workers have one replica among them. Where replicas are `alike` after every step, parts of several
-    make one.
+    `crew` is how many workers have one replica among them. Where replicas are `alike` after every step, parts of
+    several make one.
     """
 
     def __init__(self, members: Iterable[int], *, most: int, crew: int = 1, alike: bool = False) -> None:

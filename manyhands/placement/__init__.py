@@ -58,8 +58,8 @@ def _admit_servers(name: str, mesh: Mesh, strategy: Strategy, servers: int) -> N
     rule = strategy.rule
     if strategy.cached or (rule and rule.teams * rule.parties > 1):
         raise UsageError(
-            f"{name} has servers for each of the {mesh.members} parts of a replica, which serve their workers one by one; "
-            "choose a strategy without groups and caches"
+            f"{name} has servers for each of the {mesh.members} parts of a replica, which serve their workers "
+            "one by one; choose a strategy without groups and caches"
         )
     each, left = divmod(servers, mesh.members)
     if servers and (left or not each):

@@ -370,7 +370,7 @@ class Replica:
         self._find_used()
 
     def _pass_gate(self) -> None:
-        """Wait until all parts have their gradients, and know what limits them: each can be updated without the others."""
+        """Wait until all parts have their gradients, and know what limits them: then none needs another any more."""
         if self._gate is None:
             return
         if self._clip_norm is not None:

@@ -33,10 +33,13 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     dim: int | None
     start: int
     stop: int
+    blocks: int
 
     @property
     def piece(self) -> Piece:
-        return Piece(shape=self.shape, cut=self.cut, dim=self.dim, start=self.start, stop=self.stop)
+        return Piece(
+            shape=self.shape, cut=self.cut, dim=self.dim, start=self.start, stop=self.stop, blocks=self.blocks
+        )
 
 
 def outline(part: Part, optimizer: Optimizer) -> list[Held]:
@@ -44,7 +47,7 @@ def outline(part: Part, optimizer: Optimizer) -> list[Held]:
     found = []
     for name, param in zip(*part.trained(optimizer), strict=True):
         piece = part.piece(name, param)
-        found.append(Held(name, piece.shape, piece.cut, piece.dim, piece.start, piece.stop))
+        found.append(Held(name, piece.shape, piece.cut, piece.dim, piece.start, piece.stop, piece.blocks))
     return found
 
 

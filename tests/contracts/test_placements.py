@@ -430,6 +430,67 @@ def test_members_of_a_replica_must_get_the_same_batch() -> None:
     in_threads(2, work)
 
 
+# Slices
+
+
+class Attending(nn.Module):
+    """PyTorch's own attention, with all that it can be asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.MultiheadAttention(8, 4, batch_first=True)
+        self.other = nn.MultiheadAttention(
+            8, 2, kdim=6, vdim=5, add_bias_kv=True, add_zero_attn=True, bias=False
+        )
+        self.layer = nn.TransformerEncoderLayer(8, 4, 12, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        words = inputs.flatten(2).repeat(1, 5, 2)[..., :8] * torch.arange(1, 6).view(5, 1)
+        causal = nn.Transformer.generate_square_subsequent_mask(5, dtype=words.dtype)
+        padding = torch.zeros(len(words), 5, dtype=torch.bool)
+        padding[:, 4] = True
+        first, weights = self.own(words, words, words, key_padding_mask=padding, attn_mask=causal != 0)
+        turned = first.transpose(0, 1)
+        per_head = causal.expand(2 * len(words), 5, 5)
+        second, each = self.other(
+            turned, turned[..., :6], turned[..., :5], attn_mask=per_head, average_attn_weights=False
+        )
+        third = self.layer(second.transpose(0, 1) + weights.mean() + each[:, 1].mean())
+        alone, _ = self.own(third[0], third[0], third[0], need_weights=False)
+        return self.out(third.mean(1) + alone.mean())
+
+
+@pytest.mark.parametrize(
+    ("text", "divided"), [("tensor", True), ("tensor:whole=own-other-layer", False), ("tensor:ways=3", False)]
+)
+def test_attention_of_pytorch_is_divided_by_heads(text: str, divided: bool) -> None:
+    def make() -> nn.Module:
+        return filled(Attending().double(), 3, 0.3)
+
+    data = TensorDataset(*batches()[0])
+
+    def work(world: World) -> tuple[nn.Module, tuple[int, ...], float]:
+        net = make()
+        session = Session(net, momentum(net), loss, world=world, placement=text)
+        train(session, batches()[:8])
+        shape = tuple(net.own.in_proj_weight.shape)
+        value = session.evaluate(data)["loss"]
+        session.close()
+        return net, shape, value
+
+    net = make()
+    optimizer = momentum(net)
+    for batch in batches()[:8]:
+        optimizer.zero_grad()
+        loss(net, batch).backward()
+        optimizer.step()
+    for found, shape, value in in_threads(placement.parse(text).mesh(6).ways, work):
+        close_to(found, net)
+        assert shape == ((12, 8) if divided else (24, 8))
+        assert value == pytest.approx(loss(net.eval(), batches()[0]).item(), rel=1e-9)
+
+
 # Shards
 
 

@@ -156,7 +156,7 @@ class Shards(Crew):
         self._take_part(REDUCE, self._place[id(param)], gradient)
 
     def _collect(self, index: int, gradient: Tensor | None, *, is_all: bool) -> None:
-        """Add up everyone's gradients of one parameter; `is_all` is whether nobody will have more of it in this step."""
+        """Add up everyone's gradients of one parameter; `is_all`: nobody will have more of it in this step."""
         if gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()
         shard = self._in_order[len(self._in_order) - 1 - index].reduced(gradient)

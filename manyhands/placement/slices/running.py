@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from manyhands.placement.crew import Crew, Side, Sliced, draw_alike
 from manyhands.placement.slices.branches import share_branches
 from manyhands.placement.slices.crossing import Copy, Gather, Split, Sum, edges
+from manyhands.placement.slices.heads import share_heads
 from manyhands.placement.slices.rules import BRANCHES, COLUMNS, Rule, divide
 from manyhands.placement.standing import Standing
 from manyhands.replica.part import Loss
@@ -30,6 +31,8 @@ def slice_model(
             sliced.alone.update(own)
             sliced.elsewhere.update(others)
             sliced.hooks.extend(hooks)
+        elif isinstance(module, nn.MultiheadAttention):
+            share_heads(module, ways, way, sliced)
         else:
             _slice(module, rule, ways, way, sliced)
     if standing.world.rank == 0:
