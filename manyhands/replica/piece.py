@@ -51,6 +51,6 @@ class Piece:
         if self.dim is None:
             return whole.reshape(-1)[self.start : self.stop]
         if self.blocks > 1:
-            apart = whole.unflatten(self.dim, (self.blocks, -1))
+            apart: Tensor = whole.unflatten(self.dim, (self.blocks, -1))
             return apart.narrow(self.dim + 1, self.start, self.stop - self.start)
         return whole.narrow(self.dim, self.start, self.stop - self.start)

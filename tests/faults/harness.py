@@ -79,15 +79,15 @@ class Logs:
                     epochs[row["step"]] = row["epoch"]
         steps = []
         for step in sorted(sure):
-            known = list(dict.fromkeys(i for number in sorted(sure[step]) for i in noted[step][number]))
+            known = dict.fromkeys(i for number in sorted(sure[step]) for i in noted[step][number])
             doubtful = [ids for number, ids in noted[step].items() if number not in sure[step]]
             wanted = samples[step] - samples[step - 1]
             if len(known) < wanted:
                 after = [later for later in sure if later > step and epochs[later] == epochs[step]]
                 used = {i for later in after for number in sure[later] for i in noted[later][number]}
-                known += [i for ids in doubtful if used.isdisjoint(ids) for i in ids]
+                known |= dict.fromkeys(i for ids in doubtful if used.isdisjoint(ids) for i in ids)
             assert len(known) == wanted, f"step {step}: {wanted} samples, of {noted[step]}, sure {sure[step]}"
-            steps.append(known)
+            steps.append(list(known))
         return steps
 
 
@@ -210,7 +210,9 @@ def _name(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
-def alone(steps: Sequence[Sequence[int]], *, optimizer: str, lr: float) -> Tensor:
+def alone(
+    steps: Sequence[Sequence[int]], *, optimizer: str, lr: float, clip_norm: float | None = None
+) -> Tensor:
     """The parameters after the same sequence of batches in one process, by plain PyTorch."""
     from tests.faults import training
 
@@ -220,5 +222,7 @@ def alone(steps: Sequence[Sequence[int]], *, optimizer: str, lr: float) -> Tenso
     for ids in steps:
         made.zero_grad()
         training.loss(net, data.batch(torch.tensor(ids), 0)).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip_norm)
         made.step()
     return nn.utils.parameters_to_vector(net.parameters()).detach()

@@ -106,7 +106,7 @@ def main() -> None:
     digits = Digits() if settings.get("digits") else None
     model = digits.model() if digits else net()
     made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", LR))
-    session = mh.session(model, made, watched)
+    session = mh.session(model, made, watched, clip_norm=settings.get("clip_norm"))
     data: Any = digits.train if digits else Numbered(LENGTH)
     for _ in range(settings.get("epochs", 2)):
         for batch in session.batches(data, batch_size=8):
