@@ -54,6 +54,7 @@ class Survival:
         self._heirs = set(coordination.members)  # those who have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
+        self._waiting: set[int] = set()  # those whose replica is not whole
         self._has_finished = False
         self.failed = ""  # why a launcher on another host says that the run cannot go on
         self._guests: set[int] = set()  # members that someone else has started
@@ -83,7 +84,11 @@ class Survival:
         how = describe_exit(worker.code)
         if worker.rank in self._stalled:
             how = f"it had not been heard of for {self._elastic.stall_s:g} s and was {how}"
-        self._untold.append(_Death(worker=worker, how=how, at_s=time.monotonic()))
+        death = _Death(worker=worker, how=how, at_s=time.monotonic())
+        if worker.rank in self._waiting:
+            self._tell(death, "it waited for its replica to be whole again", {})
+        else:
+            self._untold.append(death)
         self._heirs.discard(worker.rank)
         if not self._is_anyone_here():
             return self._has_finished  # else nobody has the parameters any more
@@ -208,6 +213,7 @@ class Survival:
         if report.is_mixed:
             text = "no replica was whole: the parts that are left of several make one, and nothing is lost"
             self._on_event(Event(kind="mixed", text=text, fields={"step": report.step}))
+        self._waiting = (self._waiting - set(report.members)) | set(waiting)
         for number in waiting:
             self._heirs.discard(number)
             text = f"worker {number} waits: its replica is not whole until another has joined"
