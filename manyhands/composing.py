@@ -1,6 +1,7 @@
 """The replica and the comm that fit the strategy, the placement, the optimizer, the device and the world."""
 
 import zlib
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -28,17 +29,37 @@ def compose(
     *,
     journaled: bool,
     has_begun: bool,
+    keeps: bool = False,
 ) -> tuple[Replica, Comm, Servers | None]:
     """All workers of the world must ask; their parameters are still as each one had them.
 
-    `has_begun` is whether some of them have trained together before, so that servers know the parameters.
+    `has_begun` is whether some of them have trained together before, so that servers know the parameters; whoever
+    `keeps` its part of a replica is one of those.
     """
-    same_model(model, world)
-    part = placing.enter(model, optimizer, loss, world)
+    same_model(placing.shapes(model), world)
+    part = placing.enter(model, optimizer, loss, world, has_begun=has_begun, keeps=keeps)
     device = next(model.parameters()).device.type
-    if strategy.rule is not None:
-        return served.join(model, optimizer, loss, world, strategy, clip_norm, has_begun=has_begun)
     peers = placing.peers
+    if strategy.rule is not None:
+        if part and clip_norm is not None:
+            raise UsageError(
+                "clip_norm limits the norm over all parts of a replica, and each part has servers of its own; leave it "
+                "out, or choose a strategy without servers"
+            )
+        replica, comm, line = served.join(
+            model,
+            optimizer,
+            loss,
+            peers,
+            strategy,
+            clip_norm,
+            has_begun=has_begun,
+            arena=world.host.arena,
+            part=part,
+            peers=placing.mesh.peers(),
+        )
+        placing.settle(replica)
+        return replica, comm, line
     shared = strategy.shares_replica and device == "cpu" and not needs_closure(optimizer)
     if shared:
         host, lanes, comm = peers.host, peers.lanes, peers.between_hosts()
@@ -68,14 +89,14 @@ def compose(
         agree=comm.copy_ if strategy.synchronous else None,
         memory=comm if device == "cpu" and not shared else None,
         part=part,
+        circle=placing.circle(world) if journaled and shared else None,
     )
     placing.settle(replica)
     return replica, comm, None
 
 
-def same_model(model: nn.Module, world: World) -> None:
+def same_model(shapes: list[Any], world: World) -> None:
     """Workers that share memory must mean the same by it."""
-    shapes = [(name, tuple(param.shape), str(param.dtype)) for name, param in model.named_parameters()]
     if not shapes:
         raise UsageError("the model has no parameters; there is nothing to train")
     digests = [int(row[0]) for row in world.exchange([float(zlib.crc32(repr(shapes).encode()))])]

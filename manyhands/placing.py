@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -10,10 +11,12 @@ from manyhands import placement as placements
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
 from manyhands.placement.assembly import Assembly
+from manyhands.placement.crew import Crew
 from manyhands.placement.standing import Standing
+from manyhands.replica.circle import Circle
 from manyhands.replica.layout import Layout
 from manyhands.replica.parameters import lay_out_model
-from manyhands.replica.part import Loss, Part
+from manyhands.replica.part import Loss
 from manyhands.replica.replica import SPAN_BYTES, Replica
 from manyhands.replica.state import States, begin_alike, give_back_state, give_whole_state, model_tensors
 
@@ -33,7 +36,9 @@ class Placing:
         self._rank = 0
         self._standing: Standing | None = None
         self._assembly: Assembly | None = None
+        self._part: Crew | None = None
         self._layout: Layout | None = None  # of the whole model
+        self._shapes: list[Any] = []  # of the whole model's parameters
 
     @property
     def is_whole(self) -> bool:
@@ -46,6 +51,11 @@ class Placing:
         return self.mesh.feed(self._rank)
 
     @property
+    def replica(self) -> int:
+        """Which of the replicas this worker has a part of."""
+        return self.mesh.at(self._rank).replica
+
+    @property
     def counts(self) -> bool:
         """Of the workers that compute the same samples, one counts them."""
         return self._rank % self.mesh.copies == 0
@@ -55,10 +65,29 @@ class Placing:
         """Whether this worker speaks for its replica."""
         return self._assembly is None or self._assembly.leads
 
+    def shapes(self, model: nn.Module) -> list[Any]:
+        """What the model's parameters are, whatever of them is here now."""
+        if not self._shapes:
+            self._shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+        return self._shapes
+
     # The beginning of a generation
 
-    def enter(self, model: nn.Module, optimizer: Optimizer, loss: Loss, world: World) -> Part | None:
-        """Take a place among the workers of a world; returns this worker's part, or None where it has everything."""
+    def enter(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        world: World,
+        *,
+        has_begun: bool = False,
+        keeps: bool = False,
+    ) -> Crew | None:
+        """Take a place among the workers of a world; returns this worker's part, or None where it has everything.
+
+        `has_begun` is whether the model is divided already; whoever `keeps` its part goes on with it, and the others
+        get one whose values they have to take over.
+        """
         self.mesh = self.placement.mesh(world.size)
         self._rank = world.rank
         # Those with the same part of other replicas: the world of the strategy.
@@ -71,12 +100,38 @@ class Placing:
             raise UsageError(
                 "models are laid over workers in the memory of hosts; use --device cpu, or no --placement"
             )
-        self._standing = Standing(world, self.mesh)
-        self.peers = self._standing.peers
+        division = self._told(world, keeps=keeps) if has_begun else ()
+        self._standing = standing = Standing(world, self.mesh, division)
+        self.peers = standing.peers
         self.observers = world if self.mesh.shards > 1 else self.peers
-        self._layout = lay_out_model(model, optimizer, span_bytes=SPAN_BYTES, lanes=1)
-        begin_alike(model, world)
-        return self.placement.place(model, optimizer, loss, self._standing, self._example)
+        if keeps and self._part:
+            self._part.move(standing)
+            return self._part
+        if self._part:
+            self._part.stretch()
+        if self._layout is None:
+            self._layout = lay_out_model(model, optimizer, span_bytes=SPAN_BYTES, lanes=1)
+        if not has_begun:
+            begin_alike(model, world)
+        self._part = self.placement.place(model, optimizer, loss, standing, self._example)
+        return self._part
+
+    def circle(self, world: World) -> Circle | None:
+        """With whom every step is made, where there are several replicas in parts."""
+        if self.is_whole or self.mesh.replicas == 1:
+            return None
+        return Circle(world.host, self.peer_ranks)
+
+    @property
+    def peer_ranks(self) -> tuple[int, ...]:
+        """The ranks, in the world, of those with the same part."""
+        return next(ranks for ranks in self.mesh.peers() if self._rank in ranks)
+
+    def _told(self, world: World, *, keeps: bool) -> tuple[int, ...]:
+        """How the model is divided, from those who have a part of it."""
+        said = world.gather(msgspec.json.encode(self._part.division if keeps and self._part else None))
+        known = [msgspec.json.decode(row, type=tuple[int, ...] | None) for row in said]
+        return next(division for division in known if division is not None)
 
     def settle(self, replica: Replica) -> None:
         """The replica is made."""

@@ -276,6 +276,8 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         world = _world(old_world.seat, member, turn, way)
         if world.rank >= turn.heirs:
             session.has_state, old = False, None
+            if session.is_set_up:
+                session.replica.let_go()
     is_in_loop = session.feed.data is not None
     rows = world.exchange([float(old is not None), session.calls, session.commits, float(is_in_loop)])
     have = [bool(row[0]) for row in rows]
@@ -303,6 +305,7 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         session.clip_norm,
         journaled=session.journaled,
         has_begun=any(have),
+        keeps=old is not None,
     )
     if comm.servers and any(have):
         made = before.made(session.steps_here) if before else 0
@@ -313,7 +316,8 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         served.go_on(comm.servers, before, world, counts=counts)
     if any(have):
         if replica.lent is None:
-            inherit(replica, old if whole[world.rank] else None, comm, world, whole)
+            of_peers = [whole[rank] for rank in session.placing.peer_ranks]
+            inherit(replica, old if whole[world.rank] else None, comm, session.placing.peers, of_peers)
             session.strategy.regroup(replica, comm, is_new=not whole[world.rank])
         elif old is not None:
             replica.kept.update(old.kept)
@@ -321,9 +325,10 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         those = [rank for rank, row in enumerate(rows) if have[rank] and row[1] == most]
         source = next((rank for rank in those if rows[rank][3]), those[0])  # one that is in a loop, if any
         told = world.gather(_record(session) if world.rank == source else b"")[source]
-        held = session.feed.in_hand(old_world.rank) if old is not None else InHand()
+        held = _in_hand(session, turn, old_world) if old is not None else InHand()
         everyone = [msgspec.json.decode(row, type=InHand) for row in world.gather(msgspec.json.encode(held))]
         record = msgspec.json.decode(told, type=Record)
+        mesh = session.placing.mesh
         if old is None or session.calls < most:
             _take_over(session, record, keeps=old is not None)
         elif (
@@ -331,7 +336,7 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         ):  # others have drawn some of it already
             session.feed.take_over(record.feed, record.seed, is_in_it=False, keeps=True)
             session.samples_before = session.samples - session.position
-        session.feed.deal(world.size, everyone, world.rank)
+        session.feed.deal(mesh.feeds, everyone[:: mesh.copies], mesh.feed(world.rank))
     elif replica.lent is None:  # else servers have seen to it
         spread(replica, comm, session.placing.peers)
     # Whoever has come here has everything. Should somebody be missing, the next thing we do together will tell.
@@ -344,6 +349,20 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         old_world.close()
     if member is not None and member.turn is not None:
         member.enter(commits=session.commits, steps=session.steps)
+
+
+def _in_hand(session: "Session", turn: Turn | None, old: World) -> InHand:
+    """The samples that this worker has and has not used. Those who work on the same samples have the same, unless they
+    come from different replicas: then they give them up."""
+    mesh = session.placing.placement.mesh(old.size)
+    first = session.placing.replica * mesh.members
+    crew, members = slice(first, first + mesh.members), old.seat.members
+    if turn and turn.members[crew] not in [
+        members[at : at + mesh.members] for at in range(0, old.size, mesh.members)
+    ]:
+        session.takeovers += 1
+        return InHand()
+    return session.feed.in_hand(mesh.feed(old.rank))
 
 
 def _give_back(old: World, world: World) -> None:

@@ -101,7 +101,7 @@ def resume(session: "Session", directory: Path) -> dict[str, Any] | None:
         placing.placement
     )
     if session.served:
-        served.distribute(session.servers, session.replica, world, tensors, own_states)
+        served.distribute(session.servers, session.replica, peers, placing.parts(tensors), own_states)
     else:
         if same_replicas and not owners_differ(session.replica):
             own = hand_out_apart(tensors, peers) if placing.leads else {}

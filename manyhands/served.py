@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from manyhands import telemetry
 from manyhands.cluster.world import Station, World
 from manyhands.comm.comm import Comm, Served
+from manyhands.comm.transports.arena import Arena
 from manyhands.errors import UsageError
 from manyhands.replica.lent import Lent
+from manyhands.replica.part import Part
 from manyhands.replica.replica import Loss, Replica
 from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, spread
 from manyhands.servers import states as packing
@@ -24,7 +26,8 @@ from manyhands.servers.cache import HostServers
 from manyhands.servers.client import Servers
 from manyhands.servers.joining import connect, ordinary, own_vectors, serve
 from manyhands.servers.messages import Report
-from manyhands.servers.party import own_party
+from manyhands.servers.parts import outline, tell, told
+from manyhands.servers.party import own_party, party_of_part
 from manyhands.servers.scheme import describe
 from manyhands.strategies import Strategy
 
@@ -37,8 +40,12 @@ def be_a_server(
     clip_norm: float | None,
     out: Path | None,
     survives: bool,
+    peers: Sequence[Sequence[int]] = (),
 ) -> NoReturn:
-    """Serve until the run ends, and end with it: a server has no more of the script to run."""
+    """Serve until the run ends, and end with it: a server has no more of the script to run.
+
+    Where replicas are in parts, `peers` are the workers that have the same part.
+    """
     seat, rule = station.seat, strategy.rule
     assert rule is not None
     # PyTorch may have been loaded when this still said how many a worker has.
@@ -46,13 +53,17 @@ def be_a_server(
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if out:
         telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
-    scheme = describe(model, optimizer, seat.servers // rule.parties, every=strategy.every_of)
+    party = party_of_part(seat, station.neighbours, peers) if peers else None
+    held = told(party, station.arena) if party else None
+    servers = party.seat.servers if party else seat.servers // rule.parties
+    scheme = describe(model, optimizer, servers, every=strategy.every_of, held=held)
     serve(
         station,
         model,
         optimizer,
         scheme,
         rule,
+        party=party,
         clip_norm=clip_norm,
         cached=strategy.cached,
         survives=survives,
@@ -71,10 +82,14 @@ def join(
     clip_norm: float | None,
     *,
     has_begun: bool,
+    arena: Arena | None = None,
+    part: Part | None = None,
+    peers: Sequence[Sequence[int]] = (),
 ) -> tuple[Replica, Comm, Servers | None]:
     """A worker's replica, whose updates the servers make, and the connection with them of those who have one.
 
-    Where the strategy has a cache, the first worker of each host speaks for all of them.
+    Where the strategy has a cache, the first worker of each host speaks for all of them. Where replicas are in parts,
+    this one's is `part`, the world is that of those who have the same, and `arena` the memory that all have.
     """
     if world.comm.servers is not None:
         raise UsageError("servers serve one session: a script that uses them can make only one")
@@ -82,10 +97,16 @@ def join(
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
     rule, cached = strategy.rule, strategy.cached
     assert rule is not None
-    party = own_party(world.seat, world.neighbours, rule.parties)
+    if part:
+        party = party_of_part(world.seat, world.neighbours, peers)
+    else:
+        party = own_party(world.seat, world.neighbours, rule.parties)
     rank, servers = party.seat.rank, party.seat.servers
-    scheme = describe(model, optimizer, servers, every=strategy.every_of)
-    host, arena = world.host, world.host.arena
+    held = outline(part, optimizer) if part else None
+    scheme = describe(model, optimizer, servers, every=strategy.every_of, held=held)
+    host, arena = world.host, arena or world.host.arena
+    if held and rank == 0:
+        tell(party, arena, held)
     speaker, allocate = (host.ranks[0], host.allocate) if cached else (rank, ordinary)
     vectors = own_vectors(party, arena, scheme, rule, speaker, allocate)
     line = None
@@ -98,7 +119,9 @@ def join(
         # What servers of this host own may be changing as we come.
         fills=(rank == 0 and not has_begun) or (line is not None and not line.in_place),
     )
-    replica = Replica(model, optimizer, loss, host=host if cached else None, lanes=servers, lent=lent)
+    replica = Replica(
+        model, optimizer, loss, host=host if cached else None, lanes=servers, lent=lent, part=part
+    )
     if line is not None:
         line.bind(replica)
     world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line

@@ -143,7 +143,8 @@ class Session:
         strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
             survives = local.INVITATION in os.environ
-            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out, survives)
+            peers = () if self.placing.is_whole else self.placing.mesh.peers()
+            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out, survives, peers)
         number = world.rank if world.seat.number is None else world.seat.number
         self.world = world
         self.model = model
@@ -233,8 +234,11 @@ class Session:
     @property
     def can_go_on(self) -> bool:
         """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
-        survives = self.strategy.survives and self.placing.is_whole
-        return self.member is not None and survives and not self._others()
+        if self.member is None or not self.strategy.survives or self._others():
+            return False
+        # A model that is being divided for the first time is whole nowhere.
+        turn = self.member.turn
+        return self.placing.is_whole or self.is_set_up or (turn is not None and turn.heirs > 0)
 
     @property
     def served(self) -> bool:
@@ -345,7 +349,8 @@ class Session:
             holds_back = self.strategy.holds_back(self.replica, self.comm)
             self._finish(loss, meeting, share, is_safe=meets and not holds_back)
 
-        together = self.strategy.lockstep and (meets or not self.replica.is_own)
+        is_alone = self.replica.is_own and self.placing.is_whole and not meets
+        together = self.strategy.lockstep and not is_alone
         with self._transaction(finish, together=together) as transaction:
             transaction.loss = self.strategy.step(self.replica, self.comm, share)
             self.replica.settle()
@@ -764,7 +769,7 @@ class Session:
     def collect(self) -> tuple[dict[str, Tensor], States]:
         """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
         if self.served:
-            return served.collect(self.servers, self.replica, self.world)
+            return served.collect(self.servers, self.replica, self.placing.peers)
         return collect(self.replica, self.placing.peers)
 
     # The end

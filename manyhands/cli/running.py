@@ -103,7 +103,10 @@ def elastic_terms(
     replace: int | None,
     hosts: tuple[int, str] | None = None,
 ) -> Elastic | None:
-    """How the run may change while it goes on; None if it has to end when a worker dies."""
+    """How the run may change while it goes on; None if it has to end when a worker dies.
+
+    Replicas in parts go on without one of them as long as another is whole.
+    """
     workers = mesh.workers
     if mesh.members > 1 and (most > workers or hosts is not None):
         raise UsageError(
@@ -124,11 +127,18 @@ def elastic_terms(
             hosts=hosts[0],
             address=_meeting_address(hosts[1]),
         )
-    if not strategy.survives or mesh.members > 1 or most == 1:
-        return None
+    is_alone = mesh.replicas == 1 or strategy.rule is not None if mesh.members > 1 else most == 1
+    if not strategy.survives or is_alone:
+        return None  # servers of parts do not know how to do without a worker
     if strategy.rule is not None:
         most = workers  # the memory that workers share with servers has room for no more
-    return Elastic(most=most, replace=REPLACE if replace is None else replace, stall_s=stall_s)
+    return Elastic(
+        most=most,
+        replace=REPLACE if replace is None else replace,
+        stall_s=stall_s,
+        crew=mesh.members,
+        alike=strategy.synchronous,
+    )
 
 
 def again_terms(mesh: Mesh, command: list[str], resume: list[str], replace: int | None) -> Again | None:

@@ -32,6 +32,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     in_step: Members = ()  # the hosts on which all who have the state were in the same step
     hosts: Members = ()  # of the members, in the order of their ranks
     place: Place = ""  # where they meet, if they are on several hosts
+    is_mixed: bool = False  # whether no replica was whole, and the parts of several make one
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):

@@ -30,6 +30,10 @@ class Elastic:
     """A worker of which nothing was heard for this long is killed."""
     hosts: int = 0
     """How many hosts must have come before the run begins; 0: all workers are on this one, and no port is opened."""
+    crew: int = 1
+    """How many workers have one replica among them: they come and go together."""
+    alike: bool = False
+    """Whether all replicas are the same after every step, so that parts of several make one."""
     address: str = ""
     """Of this host, and after a colon the port of the coordinator, where there may be other hosts."""
 
@@ -56,6 +60,8 @@ class Coordination:
             most=elastic.most,
             stall_s=elastic.stall_s,
             hosts=elastic.hosts,
+            crew=elastic.crew,
+            alike=elastic.alike,
         )
         self._elastic = elastic
         self.invitation = Invitation(

@@ -37,6 +37,10 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float
     hosts: int = 0
     """How many hosts must have come before the run begins; 0 where it begins on the launcher's alone."""
+    crew: int = 1
+    """How many workers have one replica among them."""
+    alike: bool = False
+    """Whether all replicas are the same after every step."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     members: list[int] = []
     gone: list[int] = []
     left: list[int] = []
+    is_mixed: bool = False
+    """Whether no replica was whole, and the parts of several make one."""
     step: int = 0
     """The first step of that generation: begun anew, if somebody died in it."""
     noticed_s: float = 0.0
@@ -75,7 +81,9 @@ class Coordinator:
     """The roster, the socket at which members speak, and the launcher's pipe."""
 
     def __init__(self, orders: Orders) -> None:
-        self._roster = Roster([] if orders.hosts else orders.members, most=orders.most)
+        self._roster = Roster(
+            [] if orders.hosts else orders.members, most=orders.most, crew=orders.crew, alike=orders.alike
+        )
         self._guests = Guests(self._roster, hosts=orders.hosts, own_workers=len(orders.members))
         self._stall_s = orders.stall_s
         self._context = zmq.Context()
@@ -95,6 +103,7 @@ class Coordinator:
         self._seen = self._reported = 0  # generations
         self._gone: set[int] = set()  # not yet reported, as nobody got into the generation after
         self._left: set[int] = set()
+        self._is_mixed = False
         self._has_finished = self._is_over = False
         os.set_blocking(0, False)
         self._pending = b""
@@ -192,6 +201,7 @@ class Coordinator:
             self._seen = turn.generation
             self._gone |= set(turn.gone)
             self._left |= set(turn.left)
+            self._is_mixed = self._is_mixed or turn.is_mixed
         here = [roster.heard.get(member) for member in turn.members]
         steps = [one.steps for one in here if one and one.generation == turn.generation and not one.waits]
         if len(steps) == len(turn.members) and max(steps) > turn.steps:
@@ -201,6 +211,7 @@ class Coordinator:
                     members=list(turn.members),
                     gone=sorted(self._gone),
                     left=sorted(self._left),
+                    is_mixed=self._is_mixed,
                     step=turn.steps + 1,
                     noticed_s=self._noticed_s or 0.0,
                     resumed_s=time.monotonic(),
@@ -211,6 +222,7 @@ class Coordinator:
             self._reported = turn.generation
             self._gone.clear()
             self._left.clear()
+            self._is_mixed = False
             self._noticed_s = None
 
 

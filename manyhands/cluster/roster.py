@@ -3,24 +3,34 @@
 A generation is over when one of its members is gone, or when its members leave it together because somebody wants to
 join or to leave. The next one begins when every member that is alive has left: those who have the state come
 first, in the order of their ranks, and then those who take it over.
+
+Where a replica is spread over several workers, its crew, crews come and go as a whole: who is left of a crew waits, as
+a new one does, until there are enough for another.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from manyhands.cluster.control import Change, Here, No, Over, ToMember, Turn
 
 
 class Roster:
-    """`most` is how many may be members at once; `heard` is what each one said last."""
+    """`most` is how many may be members at once; `heard` is what each one said last.
 
-    def __init__(self, members: Iterable[int], *, most: int) -> None:
+    `crew` is how many workers have one replica among them. Where replicas are `alike` after every step, parts of
+    several make one.
+    """
+
+    def __init__(self, members: Iterable[int], *, most: int, crew: int = 1, alike: bool = False) -> None:
         self.generation = 0
         self.seated = tuple(members)
         self.heard: dict[int, Here] = {}
         self.gone: set[int] = set()
         self.ended: set[int] = set()  # of those, the ones that cannot come again
         self._most = most
+        self._crew = crew
+        self._alike = alike
         self.turn: Turn | None = None
         self._has_begun = False  # whether anyone seated was heard; else we may know less than they
         self._is_lost = False  # whether nobody has the state any more
@@ -88,17 +98,42 @@ class Roster:
 
     def _new(self) -> list[int]:
         """Those who wait for a seat, as far as there is room."""
-        staying = [m for m in self.live if m not in self.heard or not self.heard[m].leaving]
-        waiting = [
+        staying = [m for m in self.live if m not in self.heard or not self._leaves(self.heard[m])]
+        return self._seats_for(self._waiting(), len(staying))
+
+    def _waiting(self) -> list[int]:
+        return sorted(
             member
             for member, here in self.heard.items()
             if here.waits and not here.leaving and (member not in self.seated or member in self.gone)
-        ]
-        return sorted(waiting)[: max(0, self._most - len(staying))]
+        )
+
+    def _seats_for(self, members: Sequence[int], taken: int) -> list[int]:
+        """Of those who want a seat, whoever gets one: crews that are complete, as far as there is room."""
+        room = min(len(members), max(0, self._most - taken))
+        return list(members[: room // self._crew * self._crew])
+
+    def _leaves(self, here: Here) -> bool:
+        """Whether a member wants to be left out; one that others need for their replica cannot."""
+        return here.leaving and self._crew == 1
 
     def _wants_change(self) -> bool:
-        leaving = [member for member in self.live if member in self.heard and self.heard[member].leaving]
+        leaving = [one for one in self.live if one in self.heard and self._leaves(self.heard[one])]
         return 0 < len(leaving) < len(self.live) or bool(self._new())  # the last one cannot leave
+
+    def _heirs(self, having: Iterable[int]) -> tuple[list[int], bool]:
+        """Of those who have the state, whoever goes on with it: the crews that are whole; says whether no crew was, and
+        parts of several had to do."""
+        known = set(having)
+        crews = [self.seated[at : at + self._crew] for at in range(0, len(self.seated), self._crew)]
+        whole = [crew for crew in crews if known.issuperset(crew)]
+        if whole or not self._alike:
+            return list(itertools.chain(*whole)), False
+        by_part = [
+            [one for one in self.seated[part :: self._crew] if one in known] for part in range(self._crew)
+        ]
+        made = list(zip(*by_part, strict=False))  # as many as the rarest part has
+        return list(itertools.chain(*made)), bool(made)
 
     def _decide(self) -> None:
         if not self.seated and not self._has_begun:
@@ -107,27 +142,29 @@ class Roster:
         live = self.live
         here = [self.heard.get(member) for member in live]
         reports = [one for one in here if one is not None and one.waits and one.generation == self.generation]
-        had_state = self.turn.heirs > 0 if self.turn else False
+        staying = [one for one in reports if not self._leaves(one)]
+        if not any(one.has_state for one in staying):
+            staying = reports  # someone has to go on
+        first, is_mixed = self._heirs(one.member for one in staying if one.has_state)
+        had_state = any(one.has_state for one in reports) or bool(self.turn and self.turn.heirs)
         self._is_lost = self._has_begun and (
-            not live
-            or (had_state and len(reports) == len(live) and not any(one.has_state for one in reports))
+            not live or (had_state and len(reports) == len(live) and not first)
         )
         if not live or len(reports) < len(live) or self._is_lost:
             return
-        staying = [one for one in reports if not one.leaving]
-        if not any(one.has_state for one in staying):
-            staying = reports  # someone has to go on
-        staying.sort(key=lambda one: not one.has_state)
-        heirs = [one for one in staying if one.has_state]
-        gone = tuple(member for member in self.seated if member in self.gone)
-        members = (*(one.member for one in staying), *self._new())
+        heirs = [one for one in staying if one.member in first]
+        others = [one.member for one in staying if one.member not in first]
+        members = (*first, *self._seats_for([*others, *self._waiting()], len(first)))
+        if not members:
+            return
         self._seat(
             members,
             heirs=len(heirs),
             last_commits=max(one.commits for one in heirs or staying),
             steps=max(one.steps for one in reports),
-            gone=gone,
-            left=tuple(one.member for one in reports if one.member not in members),
+            gone=tuple(member for member in self.seated if member in self.gone),
+            left=tuple(one.member for one in reports if self._leaves(one) and one.member not in members),
+            is_mixed=is_mixed,
             in_step=tuple(
                 host
                 for host in sorted({one.host for one in heirs})

@@ -242,9 +242,9 @@ def _watch(
     if signals.number is not None and (not deaths or _innocence(_first(deaths)) > 0):
         name = signal.Signals(signals.number).name
         return Outcome(ok=False, exit_code=128 + signals.number, message=f"interrupted by {name}")
-    # Where the others only lost someone, or nobody could go on, the one that they had lost is to blame.
+    # Where the others only lost someone, or nobody could go on, the one that they had lost last is to blame.
     if (deaths or not finished) and not any(_innocence(one) == 0 for one in deaths):
-        deaths = [*survived, *deaths]
+        deaths = [*reversed(survived), *deaths]
     if deaths:
         return _death(_first(deaths), workers, servers)
     return Outcome(ok=True, exit_code=0, message=f"all {workers} workers finished")

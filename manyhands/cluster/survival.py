@@ -54,6 +54,7 @@ class Survival:
         self._heirs = set(coordination.members)  # those who have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
+        self._waiting: set[int] = set()  # those whose replica is not whole
         self._has_finished = False
         self.failed = ""  # why a launcher on another host says that the run cannot go on
         self._guests: set[int] = set()  # members that someone else has started
@@ -83,7 +84,11 @@ class Survival:
         how = describe_exit(worker.code)
         if worker.rank in self._stalled:
             how = f"it had not been heard of for {self._elastic.stall_s:g} s and was {how}"
-        self._untold.append(_Death(worker=worker, how=how, at_s=time.monotonic()))
+        death = _Death(worker=worker, how=how, at_s=time.monotonic())
+        if worker.rank in self._waiting:
+            self._tell(death, "it waited for its replica to be whole again", {})
+        else:
+            self._untold.append(death)
         self._heirs.discard(worker.rank)
         if not self._is_anyone_here():
             return self._has_finished  # else nobody has the parameters any more
@@ -171,6 +176,8 @@ class Survival:
 
     def _tell_generation(self, report: Report) -> None:
         new = sorted(set(report.members) - self._heirs - self._guests)
+        accounted = {*report.members, *report.gone, *report.left}
+        waiting = sorted(self._heirs - accounted) if self._elastic.crew > 1 else []
         ours = {worker.rank for worker in self._crew.running} | set(self._slots)
         self._heirs |= set(report.members) & ours
         self._guests |= set(report.members) - ours
@@ -203,6 +210,14 @@ class Survival:
             self._guests.discard(number)
             text = f"worker {number} has left: {count} from step {report.step} on"
             self._on_event(Event(kind="leave", text=text, fields={"rank": number, "step": report.step}))
+        if report.is_mixed:
+            text = "no replica was whole: the parts that are left of several make one, and nothing is lost"
+            self._on_event(Event(kind="mixed", text=text, fields={"step": report.step}))
+        self._waiting = (self._waiting - set(report.members)) | set(waiting)
+        for number in waiting:
+            self._heirs.discard(number)
+            text = f"worker {number} waits: its replica is not whole until another has joined"
+            self._on_event(Event(kind="wait", text=text, fields={"rank": number, "step": report.step}))
         for number in new:
             text = f"worker {number} has joined: {count} from step {report.step} on"
             self._on_event(Event(kind="join", text=text, fields={"rank": number, "step": report.step}))

@@ -40,12 +40,34 @@ def admit(placement: Placement, mesh: Mesh, strategy: Strategy, asked: Asked) ->
             "choose a strategy that waits for all workers in every step"
         )
     if strategy.rule is not None:
-        raise UsageError(f"{name} with servers is not there yet; choose a strategy without servers")
+        _admit_servers(name, mesh, strategy, asked.servers)
     if asked.optimizer == "lbfgs":
         raise UsageError(
             f"lbfgs needs the whole gradient on one worker, and {name} spreads it; use another optimizer"
         )
     placement.check(asked)
+
+
+def _admit_servers(name: str, mesh: Mesh, strategy: Strategy, servers: int) -> None:
+    """Each part of a replica has servers of its own."""
+    if mesh.shards > 1:
+        raise UsageError(
+            f"{name} spreads parameters and optimizer state over the workers, and servers would have them once more; "
+            "choose a strategy without servers"
+        )
+    rule = strategy.rule
+    if strategy.cached or (rule and rule.teams * rule.parties > 1):
+        raise UsageError(
+            f"{name} has servers for each of the {mesh.members} parts of a replica, which serve their workers "
+            "one by one; choose a strategy without groups and caches"
+        )
+    each, left = divmod(servers, mesh.members)
+    if servers and (left or not each):
+        fits = sorted({max(each, 1) * mesh.members, (each + 1) * mesh.members})
+        raise UsageError(
+            f"{servers} servers cannot serve the {mesh.members} parts of a replica of {name}, each with servers of its "
+            f"own: {servers} = {each} × {mesh.members} + {left}; use --servers {' or '.join(map(str, fits))}"
+        )
 
 
 def describe(placement: Placement) -> str:

@@ -31,6 +31,7 @@ class _Part(msgspec.Struct, array_like=True):
     start: int
     stop: int
     padding: int
+    blocks: int
 
     @property
     def piece(self) -> Piece:
@@ -41,6 +42,7 @@ class _Part(msgspec.Struct, array_like=True):
             start=self.start,
             stop=self.stop,
             padding=self.padding,
+            blocks=self.blocks,
         )
 
     def empty(self, *, whole: bool) -> Tensor:
@@ -50,7 +52,8 @@ class _Part(msgspec.Struct, array_like=True):
 
 def _part(key: str, piece: Piece, dtype: torch.dtype) -> _Part:
     name = str(dtype).removeprefix("torch.")
-    return _Part(key, name, list(piece.shape), piece.cut, piece.dim, piece.start, piece.stop, piece.padding)
+    where = (piece.cut, piece.dim, piece.start, piece.stop, piece.padding, piece.blocks)
+    return _Part(key, name, list(piece.shape), *where)
 
 
 class Assembly:

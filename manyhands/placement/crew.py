@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
 from manyhands.placement.standing import Standing
 from manyhands.replica.parameters import trained
@@ -16,10 +17,22 @@ from manyhands.replica.piece import Piece
 from manyhands.replica.updates import is_element_wise
 
 
+@dataclass
+class Side:
+    """Those with whom this worker divides its layers; hooks outlive a generation, and ask here who they are now."""
+
+    standing: Standing
+
+    @property
+    def comm(self) -> Comm:
+        return self.standing.sides.comm
+
+
 @dataclass(frozen=True)
 class Sliced:
     """Which pieces of the parameters are this worker's, and the hooks that make up for the rest."""
 
+    side: Side
     pieces: dict[int, Piece] = field(default_factory=dict)
     alone: set[int] = field(default_factory=set)  # tensors of which the other ways have nothing
     elsewhere: set[int] = field(default_factory=set)  # tensors of which this worker has nothing
@@ -30,6 +43,8 @@ class Crew(Part):
     """Some of a model's tensors, whole or in pieces; the others are given up."""
 
     spread = True
+    division: tuple[int, ...] = ()
+    """What another worker must be told to divide the model in the same way, beside the placement."""
 
     def __init__(
         self,
@@ -43,18 +58,33 @@ class Crew(Part):
         super().__init__(model, loss)
         self.standing = standing
         self._held = held  # the ids of the parameters and buffers that are here
-        sliced = sliced or Sliced()
+        sliced = sliced or Sliced(Side(standing))
+        self._side = sliced.side
         self._pieces = sliced.pieces  # of those that are cut
         self._alone = sliced.alone
         self._hooks = list(sliced.hooks)  # that are on the model until the session ends
         self._shapes = {name: tuple(value.shape) for name, value in model.state_dict(keep_vars=True).items()}
         self._ids = {name: id(value) for name, value in model.state_dict(keep_vars=True).items()}
+        tensors = [*model.parameters(), *model.buffers()]
+        self._whole_shapes = [(tensor, tensor.shape) for tensor in tensors]
         with torch.no_grad():
-            for tensor in (*model.parameters(), *model.buffers()):
+            for tensor in tensors:
                 if id(tensor) not in held:
                     tensor.data = tensor.new_empty(0)
                 elif id(tensor) in self._pieces:
                     tensor.data = self._pieces[id(tensor)].of(tensor.data).clone()
+
+    def move(self, standing: Standing) -> None:
+        """Go on with the same part among the workers of another generation."""
+        self.standing = self._side.standing = standing
+        draw_alike(standing)  # some may have come further in a step that is made again
+
+    def stretch(self) -> None:
+        """Give the part up: the model has its whole shape again, without values, and can be divided anew."""
+        for hook in self._hooks:
+            hook.remove()
+        for tensor, shape in self._whole_shapes:
+            tensor.data = tensor.new_zeros(shape)
 
     def trained(self, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:
         names, params = trained(self.model, optimizer)
@@ -100,6 +130,13 @@ class Crew(Part):
     def whole_norm(self, norm: Tensor) -> Tensor:
         rows = self.standing.crew.exchange([float(norm) ** 2])
         return norm.new_tensor(sum(row[0] for row in rows) ** 0.5)
+
+
+def draw_alike(standing: Standing) -> None:
+    """Workers that compute the same draw the same dropout masks: from the first one's random state."""
+    if standing.mesh.ways > 1:
+        state = standing.sides.gather(torch.get_rng_state().numpy().tobytes())[0]
+        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def require_element_wise(optimizer: Optimizer, name: str) -> None:

@@ -15,8 +15,9 @@ from manyhands.placement.tensor import Tensor
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from manyhands.placement.crew import Crew
     from manyhands.placement.standing import Standing
-    from manyhands.replica.part import Loss, Part
+    from manyhands.replica.part import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Hybrid(Placement):
 
     def place(
         self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
-    ) -> "Part":
+    ) -> "Crew":
         if self.tensor == 1:
             return self._stages().place(model, optimizer, loss, standing, example)
         if self.pipeline == 1:

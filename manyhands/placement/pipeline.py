@@ -15,9 +15,10 @@ from manyhands.placement.stages.schedule import SCHEDULES
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from manyhands.placement.crew import Crew
     from manyhands.placement.stages.cutting import Cuts
     from manyhands.placement.standing import Standing
-    from manyhands.replica.part import Loss, Part
+    from manyhands.replica.part import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class Pipeline(Placement):
 
     def place(
         self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
-    ) -> "Part":
+    ) -> "Crew":
         from manyhands.placement.stages.running import Stages
 
         cuts = self.cuts(model, loss, standing, example)

@@ -12,8 +12,9 @@ from manyhands.strategies.strategy import Asked
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from manyhands.placement.crew import Crew
     from manyhands.placement.standing import Standing
-    from manyhands.replica.part import Loss, Part
+    from manyhands.replica.part import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,6 @@ class Placement:
 
     def place(
         self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
-    ) -> "Part":
+    ) -> "Crew":
         """This worker's part of the model, which has worker 0's values; what others have may be given up."""
         raise NotImplementedError

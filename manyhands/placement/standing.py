@@ -5,11 +5,15 @@ from manyhands.placement.mesh import Mesh
 
 
 class Standing:
-    """Where this worker stands, with whom it shares a replica, and who has the same part of other replicas."""
+    """Where this worker stands, with whom it shares a replica, and who has the same part of other replicas.
 
-    def __init__(self, world: World, mesh: Mesh) -> None:
+    `division` is what those who have a part already say of how the model is divided.
+    """
+
+    def __init__(self, world: World, mesh: Mesh, division: tuple[int, ...] = ()) -> None:
         self.world = world
         self.mesh = mesh
+        self.division = division
         self.position = mesh.at(world.rank)
         self.feed = mesh.feed(world.rank)
         whole = mesh.members == 1

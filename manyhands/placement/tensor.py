@@ -13,8 +13,9 @@ from manyhands.placement.placement import Placement
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from manyhands.placement.crew import Crew
     from manyhands.placement.standing import Standing
-    from manyhands.replica.part import Loss, Part
+    from manyhands.replica.part import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Tensor(Placement):
 
     def place(
         self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
-    ) -> "Part":
+    ) -> "Crew":
         from manyhands.placement.crew import require_element_wise
         from manyhands.placement.slices.running import Slices, slice_model
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from manyhands import telemetry
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
+from manyhands.replica.circle import Circle
 from manyhands.replica.factors import Factors, LinearLayers, linear_weights
 from manyhands.replica.gradients import Gradients, OnReady
 from manyhands.replica.journal import Journal
@@ -73,6 +74,7 @@ class Replica:
         span_bytes: int = SPAN_BYTES,
         lent: Lent | None = None,
         part: Part | None = None,
+        circle: Circle | None = None,
     ) -> None:
         self.model = model
         self.part = part or Part(model, loss)
@@ -92,6 +94,11 @@ class Replica:
         self._host = host if together else None
         self._index = self._host.index if self._host else 0
         self._workers = self._host.size if self._host else 1
+        # With whom every step is made: those with the same part, or all, where others have other parts.
+        self._in_parts = circle is not None
+        self._circle = circle
+        if self._host and circle is None:
+            self._circle = Circle(self._host, tuple(range(self._workers)))
         self.lanes = lanes or self._workers
         # The state of other optimizers is not all vectors and numbers, and stays with the owners.
         self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
@@ -157,6 +164,7 @@ class Replica:
             self._workers, count
         )
         self._norms = self._vector(count + 1, dtype)  # and, last, the norm of them all
+        self._clipping = self._vector(1, dtype)  # what limits the norm, where all know it before they update
         # Per worker: how many parameters got no gradient in this step.
         self._missing = self._vector(self._workers, torch.int64, on_device=False).numpy()
         self.updates = Updates(
@@ -168,7 +176,7 @@ class Replica:
             exact=exact,
         )
         self._journal: Journal | None = None
-        if self._host and self.updates.numbers is not None:
+        if self._host and self._circle and self.updates.numbers is not None:
             changed = [self.params, *self.updates.vectors.values()]
             self._journal = Journal(
                 self.layout,
@@ -178,7 +186,7 @@ class Replica:
                 owners=self._workers,
                 mine=self._index,
             )
-            self._meetings = self._host.progress()
+            self._meetings = self._circle.host.progress()
         self._gradients = Gradients(
             self.layout,
             total,
@@ -186,9 +194,10 @@ class Replica:
             self._host,
             factors,
             self.tables,
-            before_gate=self._journaled or self.part.frugal,
+            before_gate=self._journaled or self.part.frugal or self._in_parts,
             scratch=self._journal.room if self._journal else None,
         )
+        self._gate = self._circle.host.progress() if self._circle and self._in_parts else None
         self._received = self._host.progress() if self._host and self.gated and self._workers > 1 else None
 
     def _table(self, rows: int, columns: int) -> Tensor:
@@ -293,6 +302,7 @@ class Replica:
         with self._watched():
             value, count = self.part.backward(share, self._passing)
         self._end()
+        self._pass_gate()
         self.steps += 1
         return value / count if count else float("nan")
 
@@ -360,6 +370,16 @@ class Replica:
         self._gradients.finish()
         self._find_used()
 
+    def _pass_gate(self) -> None:
+        """Wait until all parts have their gradients, and know what limits them: then none needs another any more."""
+        if self._gate is None:
+            return
+        if self._clip_norm is not None:
+            self._clipping.copy_(self._clip_factor(self._clip_norm))
+        self._gate.publish(self._gradients.step)
+        with telemetry.timed("wait"):
+            self._gate.wait(self._gradients.step)
+
     def _find_used(self) -> None:
         self.used = self._flags.amax(0) if self._missing.any() else self._all_used
 
@@ -393,7 +413,7 @@ class Replica:
     def _apply_clipped(self) -> None:
         if self._clip_norm is not None and self._clip_is_due:
             self._clip_is_due = False
-            factor = self._clip_factor(self._clip_norm)
+            factor = self._clipping if self._in_parts else self._clip_factor(self._clip_norm)
             for span in self._deferred:
                 self._update(span, self._gradients.total[span.slice] * factor)
             self._deferred.clear()
@@ -429,10 +449,12 @@ class Replica:
     @property
     def begun(self) -> int:
         """How many steps all workers of this replica have brought to where updates begin."""
+        if self._gate:
+            return min(self._gate.values())
         return min(self._received.values()) if self._received else self._gradients.passed()
 
     def recover(self, dead: Collection[int], *, attempt: int = 1) -> int:
-        """Some workers of this host (by local index) are gone for good; called by all others, who have left whatever
+        """Some workers of this host (by index in it) are gone for good; called by all others, who have left whatever
         they were doing.
 
         Makes the replica that of a whole step: of the last one that all workers, the dead included, have brought to
@@ -441,18 +463,20 @@ class Replica:
         meanwhile, all call it again with all that are gone, and with a higher `attempt`.
         """
         assert self._journal, "nobody can finish an update without a journal"
-        assert self._host
-        self._host.forget(dead)
-        survivors = [index for index in range(self._workers) if index not in dead]
+        circle = self._circle
+        assert circle
+        circle.host.forget(dead)
+        everyone = [index for index in range(circle.host.size) if index not in dead]
+        survivors = [index for index, place in enumerate(circle.own) if place not in dead]
         meetings = itertools.count(attempt * 8)
-        self._meet(survivors, next(meetings))  # from here on nobody changes anything but below
+        self._meet(everyone, next(meetings))  # from here on nobody changes anything but below
         steps = self.begun
         if self._index == survivors[0]:
-            for worker in sorted(dead):
+            for worker in sorted(set(range(self._workers)) - set(survivors)):
                 self._journal.repair(worker, steps, self.updates.descent_of_another)
-        self._meet(survivors, next(meetings))
+        self._meet(everyone, next(meetings))
         left = self._journal.left(steps)
-        self._meet(survivors, next(meetings))  # everyone has the same list
+        self._meet(everyone, next(meetings))  # everyone has the same list
         if not self._received:  # else all have heard it from the other hosts
             self._find_used()
         mine = left[survivors.index(self._index) :: len(survivors)]
@@ -460,7 +484,7 @@ class Replica:
         factor = self._recovered_factor() if mine else 1.0
         for span in mine:
             self._update(span, self._gradients.recompute(span) * factor)
-        self._meet(survivors, next(meetings))
+        self._meet(everyone, next(meetings))
         self.updates.take_from_others(self.spans)
         return steps
 
@@ -468,8 +492,7 @@ class Replica:
         """All survivors have come as far; the meetings of one recovery have growing numbers."""
         self._meetings.publish(meeting)
         for peer in survivors:
-            if peer != self._index:
-                self._meetings.wait_for(peer, meeting)
+            self._meetings.wait_for(peer, meeting)
 
     @property
     def used(self) -> Tensor:
@@ -485,8 +508,8 @@ class Replica:
     def settle(self) -> None:
         """End of the step: every owner has updated its spans, the parameters are those of one step again."""
         self._apply_clipped()
-        if self._host:
-            self._host.barrier()
+        if self._circle:
+            self._circle.host.barrier()
 
     def _clip_factor(self, limit: float) -> Tensor:
         """As `clip_grad_norm_`: the norm of the norms of the parameters, each taken by one worker."""
@@ -512,6 +535,8 @@ class Replica:
         """The same as `_clip_factor`, by a survivor alone."""
         if self._clip_norm is None:
             return 1.0
+        if self._in_parts:
+            return self._clipping
         total = self._gradients.total
         norms = [torch.linalg.vector_norm(total[place.start : place.stop]) for place in self.layout.places]
         return _factor(self._clip_norm, self._norm_of(norms))

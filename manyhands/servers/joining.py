@@ -7,6 +7,7 @@ meeting place, and each worker its public key; secret keys stay where they were 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from manyhands.cluster.world import Station
 from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.parameters import trained
+from manyhands.replica.piece import Piece
 from manyhands.replica.updates import Updates, is_element_wise
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
@@ -130,12 +132,14 @@ def serve(
     scheme: Scheme,
     rule: Rule,
     *,
+    party: Party | None = None,
     clip_norm: float | None = None,
     cached: bool = False,
     survives: bool = False,
 ) -> None:
-    """Be a server of the run, until all workers have said goodbye."""
-    server = _server(station, model, optimizer, scheme, rule, clip_norm, cached, survives)
+    """Be a server of the run, until all workers have said goodbye; the `party` is that of the rule, if not given."""
+    party = party or own_party(station.seat, station.neighbours, rule.parties)
+    server = _server(station, party, model, optimizer, scheme, rule, clip_norm, cached, survives)
     try:
         server.run()
     finally:
@@ -144,6 +148,7 @@ def serve(
 
 def _server(
     station: Station,
+    party: Party,
     model: nn.Module,
     optimizer: Optimizer,
     scheme: Scheme,
@@ -152,7 +157,6 @@ def _server(
     cached: bool,
     survives: bool,
 ) -> Server:
-    party = own_party(station.seat, station.neighbours, rule.parties)
     seat, neighbours = party.seat, party.neighbours
     index = seat.server
     assert index is not None
@@ -167,10 +171,9 @@ def _server(
         )
     memory = scheme.memory(station.arena, party)
     params = memory.params
-    _, trained_params = trained(model, optimizer)
-    if params.device != trained_params[0].device:
+    known = dict(zip(*trained(model, optimizer), strict=True))
+    if params.device != next(iter(known.values())).device:
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    trained_params.reverse()  # flat order is last parameter first
     # Another can go on if this one dies, where all that it knows is in common memory; limiting the norm changes
     # gradients there, and so cannot be finished by another.
     is_here = len(near) == len(workers) <= MOST_NOTED and party.count == 1
@@ -201,8 +204,10 @@ def _server(
             server=index,
         )
     if diary is None or not diary.has_begun:
-        places = zip(scheme.layout.places, trained_params, strict=True)
-        updates.take_over(own, {place.name: optimizer.state.get(param, {}) for place, param in places})
+        names = [place.name for place in scheme.layout.places]
+        updates.take_over(
+            own, {name: _given(optimizer, known[name], scheme.pieces.get(name)) for name in names}
+        )
     shard = Shard(
         index,
         scheme.groups,
@@ -251,3 +256,13 @@ def _server(
         digest=scheme.digest,
         survives=survives,
     )
+
+
+def _given(optimizer: Optimizer, param: Tensor, piece: Piece | None) -> dict[str, Any]:
+    """The state that the user's optimizer has for a parameter, or for a piece of it."""
+    return {
+        name: piece.of(value)
+        if piece and isinstance(value, Tensor) and tuple(value.shape) == piece.shape
+        else value
+        for name, value in optimizer.state.get(param, {}).items()
+    }

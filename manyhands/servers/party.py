@@ -4,6 +4,7 @@ A server group and its workers are a **party**. Its processes number themselves 
 that whatever else there is about servers need not know that there are others.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,7 @@ class Party:
 
     @property
     def others(self) -> list[int]:
-        return [number for number in range(self.count) if number != self.number]
+        return [number for number in range(self.count) if number != self.number] if self.count > 1 else []
 
 
 def own_party(seat: Seat, neighbours: Neighbourhood, count: int) -> Party:
@@ -40,8 +41,22 @@ def own_party(seat: Seat, neighbours: Neighbourhood, count: int) -> Party:
     if count == 1:
         return Party(number=0, count=1, seat=seat, neighbours=neighbours, near=frozenset())
     workers = [rank for ranks in neighbours.workers(seat) for rank in ranks]
-    parts = (_divided(workers, count), _divided(range(seat.workers, seat.size), count))
-    members = [[*some, *servers] for some, servers in zip(*parts, strict=True)]
+    return _party(seat, neighbours, _divided(workers, count))
+
+
+def party_of_part(seat: Seat, neighbours: Neighbourhood, peers: Sequence[Sequence[int]]) -> Party:
+    """Where replicas are in parts: the workers that have the same part, by `peers`, and as many servers for each part.
+
+    Parts have nothing to tell each other: each is alone in the run.
+    """
+    return replace(_party(seat, neighbours, peers), count=1, near=frozenset(), stores=())
+
+
+def _party(seat: Seat, neighbours: Neighbourhood, workers: Sequence[Sequence[int]]) -> Party:
+    """The party of this process, of those with these workers and equally many servers each."""
+    count = len(workers)
+    servers = _divided(range(seat.workers, seat.size), count)
+    members = [[*some, *own] for some, own in zip(workers, servers, strict=True)]
     number = next(number for number, ranks in enumerate(members) if seat.rank in ranks)
     own = members[number]
     within = own.index(seat.rank)
@@ -54,7 +69,7 @@ def own_party(seat: Seat, neighbours: Neighbourhood, count: int) -> Party:
     return Party(
         number=number,
         count=count,
-        seat=replace(seat, rank=within, size=len(own), servers=len(parts[1][0])),
+        seat=replace(seat, rank=within, size=len(own), servers=len(servers[0])),
         neighbours=replace(neighbours, hosts=tuple(ranks for ranks in hosts if ranks), store=stores[number]),
         near=frozenset(
             other for other, ranks in enumerate(members) if other != number and ranks[within] in beside

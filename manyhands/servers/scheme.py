@@ -1,20 +1,22 @@
 """What workers and servers must mean alike: where parameters lie, who owns what, which states there are."""
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands.comm.transports.arena import Arena
 from manyhands.replica.layout import Layout, Span
-from manyhands.replica.parameters import lay_out_model, one_type, trained
+from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids, trained
+from manyhands.replica.piece import Piece
 from manyhands.replica.replica import SPAN_BYTES
 from manyhands.replica.updates import vector_states
 from manyhands.servers.memory import Memory
 from manyhands.servers.ownership import GROUP_BYTES, Group, share_out
+from manyhands.servers.parts import Held
 from manyhands.servers.party import Party
 
 
@@ -27,6 +29,8 @@ class Scheme:
     dtype: torch.dtype
     states: tuple[str, ...]
     digest: int
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    """Where replicas are in parts: what of each parameter this part has."""
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -52,16 +56,38 @@ def describe(
     servers: int,
     group_bytes: int = GROUP_BYTES,
     every: Callable[[str], int] = lambda name: 1,
+    held: Sequence[Held] | None = None,
 ) -> Scheme:
-    """Pure: without a message, from shapes and settings alone."""
-    _, params = trained(model, optimizer)
-    _, dtype = one_type(params)
-    layout = lay_out_model(
-        model, optimizer, span_bytes=min(SPAN_BYTES, group_bytes), lanes=servers, every=every
+    """Pure: without a message, from shapes and settings alone; `held` is a part of the model, else it is all of it."""
+    names, originals = trained(model, optimizer)
+    _, dtype = one_type(originals)
+    params: Sequence[Tensor] = originals
+    sparse = sparse_ids(model)
+    pieces: dict[str, Piece] = {}
+    if held is not None:
+        known = dict(zip(names, originals, strict=True))
+        names, pieces = [one.name for one in held], {one.name: one.piece for one in held}
+        originals = [known[name] for name in names]
+        params = [torch.empty(one.piece.own_shape, dtype=dtype, device="meta") for one in held]
+        sparse = {id(p) for p, original in zip(params, originals, strict=True) if id(original) in sparse}
+    layout = lay_out_params(
+        names,
+        params,
+        optimizer,
+        originals=originals,
+        sparse=sparse,
+        span_bytes=min(SPAN_BYTES, group_bytes),
+        lanes=servers,
+        every=every,
     )
     groups = share_out(layout, servers, dtype.itemsize, group_bytes)
     states = tuple(vector_states(optimizer))
     facts = (layout, [group.server for group in groups], str(dtype), states, type(optimizer).__name__)
     return Scheme(
-        layout=layout, groups=groups, dtype=dtype, states=states, digest=zlib.crc32(repr(facts).encode())
+        layout=layout,
+        groups=groups,
+        dtype=dtype,
+        states=states,
+        digest=zlib.crc32(repr(facts).encode()),
+        pieces=pieces,
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from manyhands import job, models, placement
+from manyhands import job, models, placement, strategies
 from manyhands.cluster.world import World
 from manyhands.errors import UsageError
 from manyhands.evaluating import accuracy
@@ -255,6 +255,76 @@ def test_strategies_do_not_notice(strategy: str) -> None:
         close_to(net, plain[0])
 
 
+# Servers
+
+
+SERVED = {"pipeline:microbatches=5": (4, 2), "tensor:rows=4,columns=8": (4, 4), "hybrid": (4, 4)}
+SERVERS = "parameter-server"
+
+
+@pytest.mark.parametrize("text", SERVED)
+def test_each_part_has_servers_of_its_own(text: str) -> None:
+    workers, servers = SERVED[text]
+
+    def work(world: World) -> nn.Module:
+        session = make_session(world, text, strategy=SERVERS, make=adam)
+        train(session, batches())
+        session.close()
+        return session.model
+
+    for net in in_threads(workers, work, strategy=SERVERS, servers=servers):
+        close_to(net, alone(adam), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((SERVERS, "pipeline:microbatches=5", 4, 2), ("all-reduce", "tensor:rows=4,columns=8", 2, 0))],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_checkpoints_of_servers_reshape(before: Any, after: Any, turned: bool, tmp_path: Path) -> None:
+    middle = STEPS // 2
+
+    def first(world: World, strategy: str, text: str) -> None:
+        session = make_session(world, text, strategy=strategy, make=adam)
+        train(session, batches()[:middle])
+        session.save(tmp_path)
+        session.close()
+
+    def rest(world: World, strategy: str, text: str) -> nn.Module:
+        session = make_session(world, text, strategy=strategy, make=adam)
+        session.resume(tmp_path)
+        train(session, batches()[middle:])
+        session.close()
+        return session.model
+
+    results = []
+    for (strategy, text, workers, servers), half in zip(
+        [after, before] if turned else [before, after], [first, rest], strict=True
+    ):
+        work = functools.partial(half, strategy=strategy, text=text)
+        results = in_threads(workers, work, strategy=strategy, servers=servers)
+    for net in results:
+        close_to(net, alone(adam), 1e-6)
+
+
+def test_servers_that_parts_cannot_have_are_refused() -> None:
+    strategy = strategies.parse(SERVERS)
+
+    def refusal(text: str, workers: int, servers: int, strategy: strategies.Strategy = strategy) -> str:
+        placed = placement.parse(text)
+        mesh = placed.mesh(workers)
+        with pytest.raises(UsageError) as refused:
+            placement.admit(placed, mesh, strategy, strategies.Asked(workers=mesh.replicas, servers=servers))
+        return str(refused.value)
+
+    assert "3 = 1 × 2 + 1; use --servers 2 or 4" in refusal("pipeline", 4, 3)
+    assert "servers would have them once more" in refusal("sharded", 2, 2)
+    assert "take every step together" in refusal("pipeline", 4, 2, strategies.parse("parameter-server:async"))
+    assert "without groups and caches" in refusal(
+        "pipeline", 4, 2, strategies.parse("parameter-server:cache=true")
+    )
+
+
 # Pipelines
 
 
@@ -358,6 +428,123 @@ def test_members_of_a_replica_must_get_the_same_batch() -> None:
             session.step(batch if world.rank == 0 else share(batch, 0, 2))
 
     in_threads(2, work)
+
+
+# Slices
+
+
+class Attending(nn.Module):
+    """PyTorch's own attention, with all that it can be asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.MultiheadAttention(8, 4, batch_first=True)
+        self.other = nn.MultiheadAttention(
+            8, 2, kdim=6, vdim=5, add_bias_kv=True, add_zero_attn=True, bias=False
+        )
+        self.layer = nn.TransformerEncoderLayer(8, 4, 12, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        words = inputs.flatten(2).repeat(1, 5, 2)[..., :8] * torch.arange(1, 6).view(5, 1)
+        causal = nn.Transformer.generate_square_subsequent_mask(5, dtype=words.dtype)
+        padding = torch.zeros(len(words), 5, dtype=torch.bool)
+        padding[:, 4] = True
+        first, weights = self.own(words, words, words, key_padding_mask=padding, attn_mask=causal != 0)
+        turned = first.transpose(0, 1)
+        per_head = causal.expand(2 * len(words), 5, 5)
+        second, each = self.other(
+            turned, turned[..., :6], turned[..., :5], attn_mask=per_head, average_attn_weights=False
+        )
+        third = self.layer(second.transpose(0, 1) + weights.mean() + each[:, 1].mean())
+        alone, _ = self.own(third[0], third[0], third[0], need_weights=False)
+        return self.out(third.mean(1) + alone.mean())
+
+
+@pytest.mark.parametrize(
+    ("text", "divided"), [("tensor", True), ("tensor:whole=own-other-layer", False), ("tensor:ways=3", False)]
+)
+def test_attention_of_pytorch_is_divided_by_heads(text: str, divided: bool) -> None:
+    def make() -> nn.Module:
+        return filled(Attending().double(), 3, 0.3)
+
+    data = TensorDataset(*batches()[0])
+
+    def work(world: World) -> tuple[nn.Module, tuple[int, ...], float]:
+        net = make()
+        session = Session(net, momentum(net), loss, world=world, placement=text)
+        train(session, batches()[:8])
+        shape = tuple(net.own.in_proj_weight.shape)
+        value = session.evaluate(data)["loss"]
+        session.close()
+        return net, shape, value
+
+    net = make()
+    optimizer = momentum(net)
+    for batch in batches()[:8]:
+        optimizer.zero_grad()
+        loss(net, batch).backward()
+        optimizer.step()
+    for found, shape, value in in_threads(placement.parse(text).mesh(6).ways, work):
+        close_to(found, net)
+        assert shape == ((12, 8) if divided else (24, 8))
+        assert value == pytest.approx(loss(net.eval(), batches()[0]).item(), rel=1e-9)
+
+
+# Shards
+
+
+class Choosing(nn.Module):
+    """Which layers it uses depends on the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(16, 6)
+        self.left = nn.Linear(6, 6)
+        self.right = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 6))
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.into(inputs.flatten(1)))
+        chosen = self.left(hidden) if inputs[0, 0, 0, 0] > 0 else self.right(self.left(hidden))
+        return self.out(chosen)
+
+
+@pytest.mark.parametrize(("text", "workers"), [("sharded", 3), ("sharded:shards=2", 4)])
+def test_workers_may_use_different_layers_in_a_step(text: str, workers: int) -> None:
+    """Some also have no samples in it, or more batches than others."""
+
+    def make() -> nn.Module:
+        return filled(Choosing().double(), 3, 0.3)
+
+    def given(step: int, worker: int) -> list[Batch]:
+        whole = batches()[step]
+        if (step + worker) % 4 == 3:
+            return []
+        if (step + worker) % 4 == 2:
+            return [share(whole, worker, workers), share(batches()[step - 1], worker, workers)]
+        return [share(whole, worker, workers)]
+
+    def work(world: World) -> nn.Module:
+        net = make()
+        session = Session(net, momentum(net), loss, world=world, placement=text)
+        for step in range(STEPS):
+            session.step(*given(step, world.rank))
+        session.evaluate(TensorDataset(*batches()[0]), batch_size=2)
+        session.close()
+        return net
+
+    net = make()
+    optimizer = momentum(net)
+    for step in range(STEPS):
+        parts = [batch for worker in range(workers) for batch in given(step, worker)]
+        total = sum(len(batch[1]) for batch in parts)
+        optimizer.zero_grad()
+        for batch in parts:
+            (loss(net, batch) * len(batch[1]) / total).backward()
+        optimizer.step()
+    for found in in_threads(workers, work):
+        close_to(found, net)
 
 
 # The zoo

@@ -64,6 +64,19 @@ def test_sync_gives_the_result_of_one_host(
     assert ended.summary["samples"] == STEPS * 16 * len(workers)
 
 
+def test_parts_of_a_replica_may_have_their_servers_on_other_hosts(tmp_path: Path) -> None:
+    """A pipeline on each host; the servers of the first stage are on the second host, and the other way round."""
+    words = [*TRAIN, "--placement", "pipeline:microbatches=2"]
+    ended = train(tmp_path / "hosts", [0, 0, 1, 1], [1, 0], "parameter-server", words)
+    command = [str(BIN / "manyhands"), *TRAIN, "--workers", "2", "--threads", "1"]
+    done = run([*command, "--json", "--out", "run"], tmp_path)
+    assert done.code == 0, done.err
+    ours, theirs = parameters(ended.out), parameters(tmp_path / "run")
+    for name, value in theirs.items():
+        assert (ours[name] - value).norm() <= 1e-5 * value.norm(), name
+    assert ended.summary["servers"] == 2
+
+
 def test_with_a_cache_the_bytes_do_not_grow_with_the_workers_of_a_host(tmp_path: Path) -> None:
     ended = train(tmp_path / "hosts", [0, 0], [1], "two-level")
     state = 2 * PARAMETER_BYTES  # at the start and for the checkpoint, momentum included

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyhands import placement as placements
+from manyhands import strategies
 from manyhands.cluster import cores, supervisor
 from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.events import Event
@@ -71,8 +73,9 @@ class Logs:
     def committed(self) -> list[list[int]]:
         """The samples of every step that counts, as the workers noted them before each step.
 
-        A worker that died in a step may have had a part in it: the others know how many samples it had. If several
-        died in it, those had no part whose samples others use later in the epoch.
+        Workers of one replica may have the same samples. A worker that died in a step may have had a part in it: the
+        others know how many samples it had. If several died in it, those had no part whose samples others use later
+        in the epoch.
         """
         noted: dict[int, dict[int, list[int]]] = {}
         sure: dict[int, set[int]] = {}
@@ -88,15 +91,15 @@ class Logs:
                     epochs[row["step"]] = row["epoch"]
         steps = []
         for step in sorted(sure):
-            known = [i for number in sorted(sure[step]) for i in noted[step][number]]
+            known = dict.fromkeys(i for number in sorted(sure[step]) for i in noted[step][number])
             doubtful = [ids for number, ids in noted[step].items() if number not in sure[step]]
             wanted = samples[step] - samples[step - 1]
             if len(known) < wanted:
                 after = [later for later in sure if later > step and epochs[later] == epochs[step]]
                 used = {i for later in after for number in sure[later] for i in noted[later][number]}
-                known += [i for ids in doubtful if used.isdisjoint(ids) for i in ids]
+                known |= dict.fromkeys(i for ids in doubtful if used.isdisjoint(ids) for i in ids)
             assert len(known) == wanted, f"step {step}: {wanted} samples, of {noted[step]}, sure {sure[step]}"
-            steps.append(known)
+            steps.append(list(known))
         return steps
 
 
@@ -122,6 +125,7 @@ def run(
     workers: int = 3,
     strategy: str = "all-reduce",
     servers: int = 0,
+    placement: str = "single",
     replace: int = 0,
     most: int | None = None,
     stall_s: float = 10.0,
@@ -152,12 +156,22 @@ def run(
         [str(SCRIPT), str(folder), json.dumps({"faults": inside, **settings})],
         workers=workers,
         layout=cores.layout(workers, 1, servers),
-        environ={"MANYHANDS_STRATEGY": strategy, "OMP_NUM_THREADS": "1"},
+        environ={
+            "MANYHANDS_STRATEGY": strategy,
+            "MANYHANDS_PLACEMENT": placement,
+            "OMP_NUM_THREADS": "1",
+        },
         run_dir=None,
         load="manyhands.sessions",
         on_tick=on_tick,
         on_line=lambda rank, line: lines.append(f"[{rank}] {line}"),
-        elastic=Elastic(most=most or workers, replace=replace, stall_s=stall_s),
+        elastic=Elastic(
+            most=most or workers,
+            replace=replace,
+            stall_s=stall_s,
+            crew=placements.parse(placement).mesh(workers).members,
+            alike=strategies.parse(strategy).synchronous,
+        ),
         on_event=events.append,
         servers=servers,
     )
@@ -243,7 +257,9 @@ def alone_and_late(steps: Sequence[Sequence[int]], pauses: Collection[int], *, l
     return nn.utils.parameters_to_vector(params).detach()
 
 
-def alone(steps: Sequence[Sequence[int]], *, optimizer: str, lr: float) -> Tensor:
+def alone(
+    steps: Sequence[Sequence[int]], *, optimizer: str, lr: float, clip_norm: float | None = None
+) -> Tensor:
     """The parameters after the same sequence of batches in one process, by plain PyTorch."""
     from tests.faults import training
 
@@ -253,5 +269,7 @@ def alone(steps: Sequence[Sequence[int]], *, optimizer: str, lr: float) -> Tenso
     for ids in steps:
         made.zero_grad()
         training.loss(net, data.batch(torch.tensor(ids), 0)).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip_norm)
         made.step()
     return nn.utils.parameters_to_vector(net.parameters()).detach()

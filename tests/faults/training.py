@@ -84,8 +84,13 @@ def main() -> None:
     note(kind="start", pid=os.getpid())
     todo = [(when, kind) for who, when, kind in settings["faults"] if who == number]
 
-    def watched(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        value = loss(model, batch)
+    def watched(called: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        try:
+            return loss(called, batch)
+        finally:  # the first stage of a pipeline leaves the loss as soon as it knows the inputs
+            disturb()
+
+    def disturb() -> None:
         # For workers that are loading PyTorch; and, before it is too late for that, for those that are to die.
         is_waiting = session.world.size < settings.get("until", 0)
         is_early = session.epoch > 0 and session.world.size > settings.get("down_to", session.world.size)
@@ -97,14 +102,13 @@ def main() -> None:
                 todo.remove((when, kind))
                 note(kind="fault", step=when, fault=kind)
                 os.kill(os.getpid(), SIGNALS[kind])
-        return value
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     digits = Digits() if settings.get("digits") else None
     model = digits.model() if digits else net()
     made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", LR))
-    session = mh.session(model, made, watched)
+    session = mh.session(model, made, watched, clip_norm=settings.get("clip_norm"))
     data: Any = digits.train if digits else Numbered(LENGTH)
     for _ in range(settings.get("epochs", 2)):
         for batch in session.batches(data, batch_size=8):

@@ -181,3 +181,69 @@ def test_who_was_given_up_and_speaks_again_comes_as_a_new_one() -> None:
     turn = roster.answer(2)
     assert isinstance(turn, Turn)
     assert (turn.members, turn.heirs) == ((0, 1, 2), 2)
+
+
+# Replicas of several workers
+
+
+def in_crews(size: int, crew: int, *, alike: bool = True) -> Roster:
+    roster = Roster(range(size), most=size, crew=crew, alike=alike)
+    for member in range(size):
+        roster.hear(here(member))
+    return roster
+
+
+def leave(roster: Roster, *members: int) -> Turn:
+    for member in members:
+        roster.hear(here(member, roster.generation, turn=roster.turn, waits=True))
+    assert isinstance(roster.turn, Turn)
+    return roster.turn
+
+
+def test_a_crew_that_is_not_whole_waits_until_another_makes_it_so() -> None:
+    roster = in_crews(6, 2)
+    roster.end(3)
+    turn = leave(roster, 0, 1, 2, 4, 5)
+    assert (turn.members, turn.heirs, turn.left, turn.is_mixed) == ((0, 1, 4, 5), 4, (), False)
+    for member in turn.members:
+        roster.hear(here(member, 1, turn=turn))
+    assert roster.answer(2) is None, "it waits"
+    assert roster.answer(0) is None, "the others go on"
+    roster.hear(here(6, -1, waits=True))
+    assert roster.answer(0) == Change(generation=1)
+    turn = leave(roster, 0, 1, 4, 5)
+    assert (turn.members, turn.heirs) == ((0, 1, 4, 5, 2, 6), 4)
+    assert roster.answer(2) == roster.answer(6) == turn
+
+
+def test_where_no_crew_is_whole_parts_of_several_make_one() -> None:
+    roster = in_crews(4, 2)
+    roster.end(0)
+    roster.end(3)
+    turn = leave(roster, 1, 2)
+    assert (turn.members, turn.heirs, turn.is_mixed) == ((2, 1), 2, True)
+
+
+def test_where_replicas_differ_parts_of_several_do_not_make_one() -> None:
+    roster = in_crews(4, 2, alike=False)
+    for member in (0, 3):
+        roster.end(member)
+    for member in (1, 2):
+        roster.hear(here(member, waits=True))
+    assert isinstance(roster.answer(1), No)
+
+
+def test_where_a_part_is_lost_nobody_waits_for_ever() -> None:
+    roster = in_crews(4, 2)
+    for member in (0, 2):
+        roster.end(member)
+    for member in (1, 3):
+        roster.hear(here(member, waits=True))
+    assert isinstance(roster.answer(1), No)
+    assert isinstance(roster.answer(3), No)
+
+
+def test_one_that_others_need_for_their_replica_cannot_leave() -> None:
+    roster = in_crews(4, 2)
+    roster.hear(here(1, leaving=True))
+    assert roster.answer(0) is None

@@ -12,7 +12,7 @@ class Gathered:
 
     def __init__(self, param: nn.Parameter, comm: Comm) -> None:
         self.param = param
-        self._comm = comm
+        self.comm = comm
         count = param.numel()
         length = -(-count // comm.size)
         start, stop = (min(rank * length, count) for rank in (comm.rank, comm.rank + 1))
@@ -32,16 +32,25 @@ class Gathered:
             self.is_whole = False
 
     def fetch(self) -> None:
-        """Everyone's shards, put together; all workers of the replica must ask."""
-        if not self.is_whole:
-            self.param.untyped_storage().resize_(self._bytes)
-            flat = self.param.data.view(-1)  # not detached: autograd would see it change
+        """Everyone's shards, put together; the other workers of the replica must do the same, or lend theirs."""
+        if self.is_whole:
+            self.lend()
+            return
+        self.param.untyped_storage().resize_(self._bytes)
+        self._put_together(self.param.data.view(-1))  # not detached: autograd would see it change
+        self.is_whole = True
+
+    def lend(self) -> None:
+        """What others need of it, without a use of one's own."""
+        self._put_together(self.shard.new_empty(self.param.numel()))
+
+    def _put_together(self, flat: Tensor) -> None:
+        with torch.no_grad():
             flat.zero_()
             own = slice(self.piece.start, self.piece.stop)
             flat[own] = self.shard.detach()[: own.stop - own.start]
             bits = flat.view(torch.int32) if flat.nbytes % 4 == 0 else flat.view(torch.uint8)
-            self._comm.sum_(bits)  # where the others have zeros: the very bits of each
-            self.is_whole = True
+            self.comm.sum_(bits)  # where the others have zeros: the very bits of each
 
     def reduced(self, gradient: Tensor | None) -> Tensor:
         """This worker's shard of everyone's gradients added up."""
@@ -50,5 +59,5 @@ class Gathered:
             if gradient is None
             else gradient.contiguous()
         )
-        self._comm.sum_(whole.view(-1))
+        self.comm.sum_(whole.view(-1))
         return self.piece.of(whole).clone()

@@ -1,4 +1,9 @@
-"""A replica in shards: before a layer computes, its parameters are fetched; afterwards they are given up again."""
+"""A replica in shards: before a layer computes, its parameters are fetched; afterwards they are given up again.
+
+Workers may use different layers in a step, or have no samples in it. So before each exchange every worker says what it
+wants; the wish of the first that has one is done by all, and those who want something else say it again afterwards.
+Where all want the same, as they do in most models, that is one small meeting per exchange.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from manyhands.cluster.heap import give_freed_memory_back
-from manyhands.errors import UsageError
+from manyhands.comm.comm import Comm
 from manyhands.placement.crew import Crew
 from manyhands.placement.shards.gathering import Gathered
 from manyhands.placement.standing import Standing
@@ -18,6 +23,10 @@ from manyhands.replica.part import Loss, Passing, Share
 from manyhands.replica.piece import Piece
 
 WHOLE = (nn.MultiheadAttention,)  # uses the parameters of the modules inside it without calling them
+
+FETCH, REDUCE, NOTHING = range(
+    3
+)  # what a worker wants: a layer's parameters, the sum of gradients; it has finished
 
 
 class Shards(Crew):
@@ -30,15 +39,14 @@ class Shards(Crew):
         everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         super().__init__(model, loss, standing, held=everything)
         give_freed_memory_back()  # what follows comes from the kernel and goes back to it
-        # Where all workers have one replica, the world's own comm saves the buffers of another.
-        self._comm = standing.world.comm if standing.mesh.replicas == 1 else standing.crew.comm
+        self._comm = _comm(standing)
         self._names, params = trained(model, optimizer)
         self._gathered = {id(param): Gathered(param, self._comm) for param in params}
         self._in_order = [self._gathered[id(param)] for param in params]
         self._place = {id(param): len(params) - 1 - number for number, param in enumerate(params)}
         self._deliver: Callable[[int, Tensor], None] = lambda index, gradient: None
         self._added: dict[int, Tensor] = {}  # shards of gradients, over the batches of a step
-        self._tape: list[tuple[str, Gathered]] = []  # what the last pass exchanged, in which order
+        self._layers: list[list[Gathered]] = []  # the parameters that each layer needs
         self._is_last = False
         for module in model.modules():
             self._watch(module)
@@ -47,13 +55,23 @@ class Shards(Crew):
         ]
         give_freed_memory_back()  # the whole model was here
 
+    def move(self, standing: Standing) -> None:
+        super().move(standing)
+        self._give_up_all()
+        self._added.clear()
+        self._comm = _comm(standing)
+        for gathered in self._in_order:
+            gathered.comm = self._comm
+
     def _watch(self, module: nn.Module) -> None:
         params = module.parameters() if isinstance(module, WHOLE) else module.parameters(recurse=False)
         needed = [self._gathered[id(param)] for param in params if id(param) in self._gathered]
         if needed:
+            number = len(self._layers)
+            self._layers.append(needed)
             self._hooks += [
-                module.register_forward_pre_hook(lambda module, args: self._fetch(needed)),
-                module.register_forward_hook(partial(self._leave, needed)),
+                module.register_forward_pre_hook(lambda module, args: self._fetch(number)),
+                module.register_forward_hook(partial(self._leave, number)),
             ]
 
     # What is here
@@ -85,69 +103,74 @@ class Shards(Crew):
     # Passes
 
     def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
-        """As many passes on every worker: whoever has fewer batches takes part in the others' exchanges."""
+        """Whoever has fewer batches takes part in the others' exchanges."""
         parts = list(share.parts)
-        rounds = int(max(row[0] for row in self.standing.crew.exchange([float(len(parts))])))
-        self._added.clear()
         value = 0.0
-        for number in range(rounds):
-            self._is_last = number == rounds - 1
-            if number < len(parts):
-                self._tape.clear()
-                value += super().backward(Share(parts=[parts[number]], total=share.total), passing)[0]
-                self._give_up_all()
-            else:
-                self._take_part()
+        for number, part in enumerate(parts, start=1):
+            self._is_last = number == len(parts)
+            value += super().backward(Share(parts=[part], total=share.total), passing)[0]
+            self._give_up_all()
+        self._take_part(NOTHING)
+        for index in sorted(self._added):
+            self._deliver(index, self._added.pop(index))
         return value, sum(samples for _, samples in parts)
 
     def judge(self, measure: Loss, batch: Any, samples: int) -> float:
         value = super().judge(measure, batch, samples)
         self._give_up_all()
+        self._take_part(NOTHING)
         return value
 
-    def _take_part(self) -> None:
-        if not self._tape:
-            raise UsageError(
-                "sharded: every worker needs a batch in the first step; use fewer workers or more samples"
-            )
-        for kind, gathered in self._tape:
-            if kind == "fetch":
-                gathered.fetch()
-                gathered.give_up()
-            else:
-                self._collect(gathered, None)
+    def _take_part(self, kind: int, number: int = 0, gradient: Tensor | None = None) -> None:
+        """Have a wish granted; those that others have before are granted to them on the way."""
+        wish = [float(kind), float(number), float(self._is_last)]
+        while True:
+            wishes = self.standing.crew.exchange(wish)
+            granted = next((one for one in wishes if one[0] != NOTHING), wish)
+            is_own = granted[:2] == wish[:2]
+            if granted[0] == FETCH:
+                for gathered in self._layers[int(granted[1])]:
+                    gathered.fetch() if is_own else gathered.lend()
+            elif granted[0] == REDUCE:
+                is_all = bool(granted[2]) and all(one == granted for one in wishes)
+                self._collect(int(granted[1]), gradient if is_own else None, is_all=is_all)
+            if is_own:
+                return
 
-    def _fetch(self, needed: list[Gathered]) -> None:
-        for gathered in needed:
-            if not gathered.is_whole:
-                gathered.fetch()
-                self._tape.append(("fetch", gathered))
+    def _fetch(self, number: int) -> None:
+        if not all(gathered.is_whole for gathered in self._layers[number]):
+            self._take_part(FETCH, number)
 
-    def _leave(self, needed: list[Gathered], module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, number: int, module: nn.Module, args: Any, output: Any) -> None:
         """After a layer's forward pass: its backward pass will need the parameters again."""
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda gradient: self._fetch(needed))
-        for gathered in needed:
+                leaf.register_hook(lambda gradient: self._fetch(number))
+        for gathered in self._layers[number]:
             gathered.give_up()
 
     def _arrive(self, param: Tensor) -> None:
         gathered = self._gathered[id(param)]
         gradient, param.grad = param.grad, None
-        self._tape.append(("reduce", gathered))
         gathered.give_up()
-        self._collect(gathered, gradient)
+        self._take_part(REDUCE, self._place[id(param)], gradient)
 
-    def _collect(self, gathered: Gathered, gradient: Tensor | None) -> None:
+    def _collect(self, index: int, gradient: Tensor | None, *, is_all: bool) -> None:
+        """Add up everyone's gradients of one parameter; `is_all`: nobody will have more of it in this step."""
         if gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()
-        shard, index = gathered.reduced(gradient), self._place[id(gathered.param)]
+        shard = self._in_order[len(self._in_order) - 1 - index].reduced(gradient)
         if index in self._added:
             shard = self._added[index].add_(shard)
         self._added[index] = shard
-        if self._is_last:
+        if is_all:
             self._deliver(index, self._added.pop(index))
 
     def _give_up_all(self) -> None:
         for gathered in self._in_order:
             gathered.give_up()
+
+
+def _comm(standing: Standing) -> Comm:
+    """Where all workers have one replica, the world's own comm saves the buffers of another."""
+    return standing.world.comm if standing.mesh.replicas == 1 else standing.crew.comm

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from manyhands.placement.crew import Side
 from manyhands.placement.slices.crossing import Copy, Gather
-from manyhands.placement.standing import Standing
 
 
 class _Only:
@@ -21,22 +21,22 @@ class _Only:
         self._module.only = self._all
 
 
-def share_branches(module: Any, standing: Standing) -> tuple[set[int], set[int], list[Any]]:
+def share_branches(module: Any, side: Side) -> tuple[set[int], set[int], list[Any]]:
     """Branches that follow each other go to the same worker: the tensors of its own, those of the others, and hooks."""
-    comm, limits = standing.sides.comm, list[int]()
+    limits = list[int]()
     weights = [sum(p.numel() for p in module.get_submodule(name).parameters()) for name in module.only]
-    start, stop = fair_ranges(weights, comm.size)[comm.rank]
+    start, stop = fair_ranges(weights, side.comm.size)[side.comm.rank]
     own = _ids(module, module.only[start:stop])
     others = _ids(module, (*module.only[:start], *module.only[stop:]))
 
     def copy_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Copy.apply(args[0], comm),) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
+        return (Copy.apply(args[0], side.comm),) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
 
     def join_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if not limits:  # how many channels the others have is asked once
-            widths = [int(row[0]) for row in standing.sides.exchange([float(output.shape[1])])]
+            widths = [int(row[0]) for row in side.standing.sides.exchange([float(output.shape[1])])]
             limits.extend(itertools.accumulate(widths, initial=0))
-        whole: Tensor = Gather.apply(output, 1, limits, comm)  # type: ignore[no-untyped-call]
+        whole: Tensor = Gather.apply(output, 1, limits, side.comm)  # type: ignore[no-untyped-call]
         return whole
 
     hooks = [

@@ -12,7 +12,7 @@ from torch import nn
 
 from manyhands.errors import UsageError
 
-COLUMNS, ROWS, BRANCHES, WHOLE = "columns", "rows", "branches", "whole"
+COLUMNS, ROWS, BRANCHES, HEADS, WHOLE = "columns", "rows", "branches", "heads", "whole"
 
 ELEMENT_WISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity)
 
@@ -31,7 +31,7 @@ def divide(
     """The rule of every layer that is divided; what a person has `given` by name comes first."""
     rules: dict[nn.Module, Rule] = _given(model, given)
     for module in modules:
-        for find in (_branches, _attention, _perceptron, _layer):
+        for find in (_branches, _heads, _attention, _perceptron, _layer):
             found = find(module, ways)
             if found and not rules.keys() & found.keys():
                 rules |= found
@@ -66,6 +66,14 @@ def _branches(module: nn.Module, ways: int) -> dict[nn.Module, Rule] | None:
         return None
     inside = [each for each in module.modules() if each is not module]
     return {module: Rule(BRANCHES), **{each: Rule(WHOLE) for each in inside}}
+
+
+def _heads(module: nn.Module, ways: int) -> dict[nn.Module, Rule] | None:
+    """By heads: PyTorch's own attention, which uses the layer inside it without calling it."""
+    if not isinstance(module, nn.MultiheadAttention):
+        return None
+    kind = WHOLE if module.num_heads % ways else HEADS
+    return {module: Rule(kind), module.out_proj: Rule(WHOLE)}
 
 
 def _attention(module: nn.Module, ways: int) -> dict[nn.Module, Rule] | None:

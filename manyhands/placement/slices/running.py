@@ -4,13 +4,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from manyhands.comm.comm import Comm
-from manyhands.placement.crew import Crew, Sliced
+from manyhands.placement.crew import Crew, Side, Sliced, draw_alike
 from manyhands.placement.slices.branches import share_branches
 from manyhands.placement.slices.crossing import Copy, Gather, Split, Sum, edges
+from manyhands.placement.slices.heads import share_heads
 from manyhands.placement.slices.rules import BRANCHES, COLUMNS, Rule, divide
 from manyhands.placement.standing import Standing
 from manyhands.replica.part import Loss
@@ -21,23 +20,25 @@ def slice_model(
     model: nn.Module, standing: Standing, modules: Iterable[nn.Module], given: Mapping[str, Sequence[str]]
 ) -> Sliced:
     """Divide the layers among the ways of this worker's stage; parameters that several layers use stay whole."""
-    comm, way = standing.sides.comm, standing.position.way
+    ways, way = standing.mesh.ways, standing.position.way
     tied = _used_twice(model)
-    rules = divide(model, (module for module in modules if not tied & _ids(module)), comm.size, given)
-    sliced = Sliced()
+    rules = divide(model, (module for module in modules if not tied & _ids(module)), ways, given)
+    draw_alike(standing)  # before any hook is on the model: somebody may be gone
+    sliced = Sliced(Side(standing))
     for module, rule in rules.items():
         if rule.kind == BRANCHES:
-            own, others, hooks = share_branches(module, standing)
+            own, others, hooks = share_branches(module, sliced.side)
             sliced.alone.update(own)
             sliced.elsewhere.update(others)
             sliced.hooks.extend(hooks)
+        elif isinstance(module, nn.MultiheadAttention):
+            share_heads(module, ways, way, sliced)
         else:
-            _slice(module, rule, comm, way, sliced)
+            _slice(module, rule, ways, way, sliced)
     if standing.world.rank == 0:
         names = {module: name for name, module in model.named_modules()}
         told = [f"{names[module]} {rule.kind}" for module, rule in rules.items()]
-        print(f"tensor: {comm.size} ways: {', '.join(told)}", file=sys.stderr, flush=True)
-    _draw_alike(standing)
+        print(f"tensor: {ways} ways: {', '.join(told)}", file=sys.stderr, flush=True)
     return sliced
 
 
@@ -56,7 +57,7 @@ def _used_twice(model: nn.Module) -> set[int]:
     return twice
 
 
-def _slice(module: nn.Module, rule: Rule, comm: Comm, way: int, sliced: Sliced) -> None:
+def _slice(module: nn.Module, rule: Rule, ways: int, way: int, sliced: Sliced) -> None:
     for name, param in module.named_parameters(recurse=False):
         if rule.kind == COLUMNS:
             dim = 1 if isinstance(module, nn.Embedding) else 0
@@ -64,37 +65,37 @@ def _slice(module: nn.Module, rule: Rule, comm: Comm, way: int, sliced: Sliced) 
             continue  # added after the sum, by everyone
         else:
             dim = 1
-        limits = edges(param.shape[dim], comm.size)
+        limits = edges(param.shape[dim], ways)
         sliced.pieces[id(param)] = Piece(
             shape=tuple(param.shape), cut=True, dim=dim, start=limits[way], stop=limits[way + 1]
         )
-    before, after = _crossings(module, rule, comm)
+    before, after = _crossings(module, rule, sliced.side)
     if before:
         sliced.hooks.append(module.register_forward_pre_hook(before))
     if after:
         sliced.hooks.append(module.register_forward_hook(after))
 
 
-def _crossings(module: nn.Module, rule: Rule, comm: Comm) -> tuple[Any, Any]:
+def _crossings(module: nn.Module, rule: Rule, side: Side) -> tuple[Any, Any]:
     """What happens before a layer and after it."""
 
     def copy_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Copy.apply(args[0], comm), *args[1:]) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
+        return (Copy.apply(args[0], side.comm), *args[1:]) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
 
     def split_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Split.apply(args[0], args[0].dim() - 1, comm), *args[1:])  # type: ignore[no-untyped-call]
+        return (Split.apply(args[0], args[0].dim() - 1, side.comm), *args[1:])  # type: ignore[no-untyped-call]
 
     def gather_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         dim = 1 if isinstance(module, nn.Conv2d) else output.dim() - 1
-        limits = edges(features, comm.size)
-        whole: Tensor = Gather.apply(output, dim, limits, comm)  # type: ignore[no-untyped-call]
+        limits = edges(features, side.comm.size)
+        whole: Tensor = Gather.apply(output, dim, limits, side.comm)  # type: ignore[no-untyped-call]
         return whole
 
     def sum_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        total: Tensor = Sum.apply(output, comm)  # type: ignore[no-untyped-call]
+        total: Tensor = Sum.apply(output, side.comm)  # type: ignore[no-untyped-call]
         bias = getattr(module, "bias", None)
         # Every worker has added the bias: all but one are taken away again.
-        return total if bias is None else total - (comm.size - 1) * bias.detach()
+        return total if bias is None else total - (side.comm.size - 1) * bias.detach()
 
     if rule.kind == COLUMNS:
         if isinstance(module, nn.Embedding):
@@ -103,12 +104,6 @@ def _crossings(module: nn.Module, rule: Rule, comm: Comm) -> tuple[Any, Any]:
             features = module.out_channels if isinstance(module, nn.Conv2d) else module.out_features  # type: ignore
         return copy_in, None if rule.open else gather_out
     return None if rule.open else split_in, sum_out
-
-
-def _draw_alike(standing: Standing) -> None:
-    """Workers that compute the same draw the same dropout masks: from the first one's random state."""
-    state = standing.sides.gather(torch.get_rng_state().numpy().tobytes())[0]
-    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 class Slices(Crew):

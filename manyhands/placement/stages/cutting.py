@@ -54,7 +54,8 @@ def cut(
 ) -> Cuts:
     """The same cuts on all workers; worker 0 measures where no names are given, and says what came of it."""
     model_row = row(model)
-    standing.world.host.barrier()  # nobody runs a model while another worker of the same process traces its own
+    if standing.division:  # others have cut it already
+        return Cuts(model_row, standing.division)
     if names:
         cuts = Cuts(model_row, (0, *(_after(model_row, name) for name in names), len(model_row.nodes)))
         if list(cuts.edges) != sorted(set(cuts.edges)):
@@ -72,6 +73,7 @@ def cut(
             "layer of each stage, --placement pipeline:split=…"
         )
     edges: list[int] = []
+    standing.world.host.barrier()  # nobody runs a model while another worker of the same process traces its own
     if standing.world.rank == 0:
         batch, _ = microbatches(example, samples_in(example), micros)[0]
         args, kwargs = called_with(loss, batch)

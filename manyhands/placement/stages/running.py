@@ -39,6 +39,7 @@ class Stages(Crew):
     ) -> None:
         mesh, position = standing.mesh, standing.position
         self._row = cuts.row
+        self.division = cuts.edges
         self._schedule, self._micros = schedule, micros
         self._workers, self._stage = mesh.stages, position.stage
         self._chunks = cuts.stages // mesh.stages
@@ -54,8 +55,16 @@ class Stages(Crew):
             }
         held -= sliced.elsewhere if sliced else set()
         super().__init__(model, loss, standing, held=held, sliced=sliced)
-        self._post = Post(standing.crew)
-        self._deferred = Deferred() if SCHEDULES[schedule].divided else None
+        self._meet()
+
+    def move(self, standing: Standing) -> None:
+        super().move(standing)
+        self._meet()
+
+    def _meet(self) -> None:
+        """Whatever was on its way before is not any more."""
+        self._post = Post(self.standing.crew)
+        self._deferred = Deferred() if SCHEDULES[self._schedule].divided else None
 
     @staticmethod
     def modules(cuts: Cuts, standing: Standing) -> list[nn.Module]:
