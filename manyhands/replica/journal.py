@@ -94,14 +94,11 @@ class Journal:
             begun.go_on(stage, room, partial(self._note, owner, span))
             self._done[span.index] = step
             self._changing[owner] = 0
-        else:
-            self.undo(owner)
+        elif span is not None:
+            self._undo(owner, span)
 
-    def undo(self, owner: int) -> None:
+    def _undo(self, owner: int, span: Span) -> None:
         """Put back what a dead owner was changing by its optimizer."""
-        span, _ = self._found(owner)
-        if span is None:
-            return
         for before, vector in zip(self._values_before, self._vectors, strict=True):
             vector[span.slice].copy_(before[owner, : span.stop - span.start])
         if self._numbers.shape[1]:

@@ -420,18 +420,7 @@ class Replica:
 
     def _update(self, span: Span, gradient: Tensor) -> None:
         with telemetry.timed("update"):
-            journal = self._journal
-            descent = None if gradient.is_sparse else self.updates.descent(span, self._skipped)
-            if descent and journal:
-                journal.descend(span, descent, gradient)
-            elif descent:
-                descent.make_in_place(gradient)
-            else:
-                if journal:
-                    journal.begin(span)
-                self.updates.apply(span, gradient, self._skipped)
-            if journal:
-                journal.end(span, self._gradients.step)
+            self.updates.make(span, gradient, self._skipped, self._journal, self._gradients.step)
 
     def receive(self) -> None:
         """The sums of all hosts are here for the spans that this worker owns: wait until that is true of every worker

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from manyhands.errors import UsageError
 from manyhands.replica.descent import Descent, is_simple
+from manyhands.replica.journal import Journal
 from manyhands.replica.layout import Layout, Span, slots
 
 ELEMENT_WISE: tuple[type[Optimizer], ...] = (
@@ -183,6 +184,26 @@ class Updates:
             self._kept_to_rows[key] = keeps_to_rows(self._optimizer, found)
         return self._kept_to_rows[key]
 
+    def make(
+        self,
+        span: Span,
+        gradient: Tensor,
+        skipped: frozenset[int] = frozenset(),
+        journal: Journal | None = None,
+        step: int = 0,
+    ) -> None:
+        """`apply`, with a note of it in the journal for whoever has to finish it."""
+        if journal is None:
+            self.apply(span, gradient, skipped)
+            return
+        descent = None if gradient.is_sparse else self._whole_descent(span, skipped)
+        if descent:
+            journal.descend(span, descent, gradient)
+        else:
+            journal.begin(span)
+            self.apply(span, gradient, skipped)
+        journal.end(span, step)
+
     def apply(self, span: Span, gradient: Tensor, skipped: frozenset[int] = frozenset()) -> None:
         """One step of the optimizer on one span; parameters in `skipped` had no gradient from anyone.
 
@@ -192,20 +213,28 @@ class Updates:
         if not skipped.isdisjoint(span.places):
             pieces = self._pieces[span.index] = [part for piece in pieces for part in self._split(piece)]
         groups: dict[tuple[int, bool], list[Tensor]] = {}
+        left = []
         for piece in pieces:
             if skipped and skipped.issuperset(piece.places):
                 continue
-            piece.tensor.grad = _gradient_of(piece, span, gradient)
+            found = _gradient_of(piece, span, gradient)
+            if descent := None if found.is_sparse else self._descent(piece):
+                descent.make_in_place(found)
+                continue
+            left.append(piece)
+            piece.tensor.grad = found
             # Kernels that update in one pass want momentum of all tensors or of none.
             has_state = bool(self._twin.state.get(piece.tensor))
             groups.setdefault((piece.group, has_state), []).append(piece.tensor)
+        if not left:
+            return
         self._twin.param_groups = [
             {**self._settings(group, is_dense=not gradient.is_sparse), "params": tensors}
             for (group, _), tensors in groups.items()
         ]
         with torch.no_grad():
             self._step(self._twin)
-        for piece in pieces:
+        for piece in left:
             piece.tensor.grad = None  # the gradient's memory is not ours
             is_new = not piece.adopted
             if is_new:
@@ -227,26 +256,27 @@ class Updates:
             settings["fused"] = True
         return settings
 
-    def descent(self, span: Span, skipped: frozenset[int] = frozenset()) -> Descent | None:
-        """What `apply` would do, if it is simple enough to be done without the optimizer."""
-        if self._exact or type(self._optimizer) is not torch.optim.SGD:
-            return None
-        pieces = self._pieces_of(span)
-        first = pieces[0]
-        is_all = len(pieces) == 1 and first.slice.start == span.start and skipped.isdisjoint(span.places)
-        return self._descent(first, is_first=not first.adopted) if is_all and not first.rows else None
+    def _whole_descent(self, span: Span, skipped: frozenset[int]) -> Descent | None:
+        """Of a span that is one piece."""
+        first, *others = self._pieces_of(span)
+        is_all = not others and first.slice.start == span.start and skipped.isdisjoint(span.places)
+        return self._descent(first) if is_all else None
 
     def descent_of_another(self, span: Span) -> Descent:
         """The one that another worker had begun."""
         (piece,) = self._cut(span)
-        found = self._descent(piece, is_first=False)
+        piece.adopted = True
+        found = self._descent(piece)
         assert found
         return found
 
-    def _descent(self, piece: "_Piece", *, is_first: bool) -> Descent | None:
+    def _descent(self, piece: "_Piece") -> Descent | None:
+        """What the optimizer would do with a piece, if it is simple enough to be done without it."""
+        if self._exact or type(self._optimizer) is not torch.optim.SGD or piece.rows:
+            return None
         settings = self._optimizer.param_groups[piece.group]
         keeps = settings["momentum"] != 0
-        if not is_simple(settings) or (keeps and is_first):
+        if not is_simple(settings) or (keeps and not piece.adopted):
             return None
         return Descent(
             params=piece.tensor,

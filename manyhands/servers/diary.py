@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from manyhands.replica.journal import Journal
 from manyhands.replica.layout import Layout, Span
-from manyhands.replica.updates import hyper_parameters, set_hyper_parameters
+from manyhands.replica.updates import Updates, hyper_parameters, set_hyper_parameters
 from manyhands.servers.memory import Memory
 from manyhands.servers.messages import Push
 from manyhands.servers.ownership import Group
@@ -134,14 +134,12 @@ class Diary:
         """Whether what is planned is in this span already."""
         return self._journal.has(span, int(self._words[3]))
 
-    def begin_span(self, span: Span) -> None:
-        self._journal.begin(span)
+    def update(self, updates: Updates, span: Span, gradient: Tensor, skipped: frozenset[int]) -> None:
+        """Apply what is planned to a span."""
+        updates.make(span, gradient, skipped, self._journal, int(self._words[3]))
 
-    def end_span(self, span: Span) -> None:
-        self._journal.end(span, int(self._words[3]))
-
-    def take_over(self) -> None:
-        """Put back what the dead server was changing, and its optimizer's settings."""
-        self._journal.undo(self._server)
+    def take_over(self, updates: Updates) -> None:
+        """The optimizer's settings of the dead server; and put back, or finish, what it was changing."""
         count = len(hyper_parameters(self._optimizer))
         set_hyper_parameters(self._optimizer, self._settings[:count].tolist())
+        self._journal.repair(self._server, int(self._words[3]), updates.descent_of_another)

@@ -189,6 +189,7 @@ def _server(
         numbers=(lambda rows, columns: memory.allocate(rows * columns, torch.float64).view(rows, columns))
         if is_kept
         else None,
+        exact=len(workers) == 1,
     )
     own = [span for group in scheme.groups if group.server == index for span in group.spans]
     diary = None

@@ -146,7 +146,7 @@ class Shard:
         """Go on where another server died: put right what it was changing, and finish what it had begun."""
         diary = self._diary
         assert diary is not None
-        diary.take_over()
+        diary.take_over(self._updates)
         self._updates.take_from_others(span for group in self._groups.values() for span in group.spans)
         self._clocks.rounds, self._generation = diary.rounds, diary.generation
         if diary.planned is None:
@@ -429,14 +429,13 @@ class Shard:
         if update.given:
             with telemetry.timed("update"):
                 for span in update.group.spans:
-                    if self._diary:
-                        if self._diary.has(span):
-                            continue  # a server that died had come as far
-                        self._diary.begin_span(span)
+                    if self._diary and self._diary.has(span):
+                        continue  # a server that died had come as far
                     total = self._added(update, span)
-                    self._updates.apply(span, total, update.skipped)
                     if self._diary:
-                        self._diary.end_span(span)
+                        self._diary.update(self._updates, span, total, update.skipped)
+                    else:
+                        self._updates.apply(span, total, update.skipped)
                     if total.is_sparse:
                         only = self._updates.keeps_to_rows(self._places[span.places[0]].group)
                         self._news.note(update.group.index, total.indices()[0] if only else None)
