@@ -15,7 +15,7 @@ from manyhands.comm.comm import Comm, Spanned, Sums
 from manyhands.comm.pairs import swap
 from manyhands.comm.transports.transport import Transport
 
-ENOUGH_BYTES = 4 << 20  # to be summed by themselves: several messages for every pair in every round
+ENOUGH_BYTES = 1 << 20  # to be summed by themselves: what leaves early fills the wire, other channels the gaps
 
 
 class ScheduledComm(Comm):

@@ -14,7 +14,7 @@ from manyhands import telemetry
 from manyhands.comm.collectives.schedule import Schedule, Transfer, Turn
 from manyhands.comm.transports.transport import Handle, Transport
 
-PIECE_BYTES = 1 << 18
+PIECE_BYTES = 1 << 19
 """The longest message, about. Shorter ones cost more work per byte, longer ones leave the wire idle for longer."""
 
 SIDE_BY_SIDE = 4
