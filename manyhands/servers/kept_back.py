@@ -47,11 +47,10 @@ class KeptBack:
     def add(self, gradient: Tensor | None, missing: set[int], seen: int) -> None:
         """One more step; None where this worker had no samples in it."""
         kept, total, lacks = self._kept, self._kept.total, self._kept.missing
-        if gradient is not None:
-            lacks = frozenset(missing) if total is None else lacks & missing
-            total = (
-                gradient.clone() if total is None else total + gradient
-            )  # not in place: it may be taken back
+        if gradient is not None and total is not None:
+            lacks, total = lacks & missing, total + gradient  # not in place: it may be taken back
+        elif gradient is not None:
+            lacks, total = frozenset(missing), gradient.clone()
         self._kept = _Kept(
             steps=kept.steps + 1, total=total, missing=lacks, seen=kept.seen if kept.steps else seen
         )

@@ -9,8 +9,8 @@ the loss several times in a step, and for each evaluation
                     numbers alone, and has x ← x + t · d done where x and d are: on the servers
 
 A slow worker takes fewer portions, and nobody waits longer than for one. The history of L-BFGS is spread over the
-servers. They keep the parameters from before the step: if a worker dies in it, the others begin it again from there, and
-L-BFGS without a history.
+servers. They keep the parameters from before the step: if a worker dies in it, the others begin it again from there,
+and L-BFGS without a history.
 """
 
 from collections.abc import Iterator, Sequence

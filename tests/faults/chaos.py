@@ -34,7 +34,7 @@ STRATEGIES = (
     ("double-buffer", 0, 0.025),
     ("downpour:fetch=2,push=2", 2, 0.005),
     ("parameter-server:sync,cache=true", 2, 0.05),
-    ("parameter-server:sync,every=2=2", 1, 0.05),
+    ("parameter-server:sync,every=output=2", 1, 0.05),
     ("worker-groups:groups=2", 2, 0.02),
     *([] if emulation.available() else [("all-reduce on emulated hosts", 0, 0.05)]),
 )

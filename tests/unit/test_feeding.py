@@ -1,0 +1,52 @@
+"""What workers that nobody waits for know of each other's data, in whichever dealing each of them is."""
+
+from manyhands.feeding import Feed, InHand
+
+LENGTH = 24  # three rounds of two workers with four samples each
+
+
+def begun(epoch: int = 0) -> Feed:
+    feed = Feed(pooled=False)
+    data = range(LENGTH)
+    for number in range(epoch + 1):
+        feed.begin(data, epoch=number, seed=0, batch=4, shuffle=True, workers=2, full=2)
+    return feed
+
+
+def committed(feed: Feed) -> int:
+    feed.commit()
+    assert feed.ledger is not None
+    return feed.ledger.tally()["once"]
+
+
+def test_progress_in_the_same_dealing_is_a_number_of_rounds() -> None:
+    mine, other = begun(), begun()
+    mine.used, other.used = 1, 2
+    mine.note_progress([mine.progress, other.progress])
+    assert committed(mine) == 3 * 4
+
+
+def test_what_was_used_in_an_earlier_dealing_does_not_count_in_this_one() -> None:
+    mine, other = begun(epoch=1), begun()
+    mine.used, other.used = 1, 3
+    mine.note_progress([mine.progress, other.progress])
+    assert committed(mine) == 4
+
+
+def test_whoever_is_in_a_later_dealing_has_used_all_of_this_one() -> None:
+    mine, other = begun(), begun(epoch=1)
+    mine.used = 1
+    assert other.progress > mine.progress
+    mine.note_progress([mine.progress, other.progress])
+    assert committed(mine) == (1 + 3) * 4
+
+
+def test_what_is_in_hand_stays_there_round_by_round() -> None:
+    feed = begun()
+    feed.drawn, feed.used = 2, 1
+    in_hand = feed.in_hand(0)
+    assert (len(in_hand.rounds), in_hand.used) == (2, 1)
+    feed.deal(2, [InHand(), in_hand], worker=1)
+    assert (feed.drawn, feed.used) == (2, 1)
+    assert committed(feed) == 4, "what was in a step"
+    assert len(feed.in_hand(1).rounds) == 1
