@@ -141,5 +141,10 @@ def test_an_interrupted_run_does_not_begin_again(saved: Path) -> None:
 def test_others_cannot_join_a_run_whose_replicas_are_in_parts() -> None:
     strategy = strategies.parse(strategies.DEFAULT)
     assert elastic_terms(strategy, Mesh(stages=2), 2, None) is None, "nobody could go on"
+    several = elastic_terms(strategy, Mesh(replicas=2, stages=2), 4, None)
+    assert several is not None
+    assert (several.most, several.crew, several.alike) == (4, 2, True)
+    served = strategies.parse("parameter-server")
+    assert elastic_terms(served, Mesh(replicas=2, stages=2), 4, None) is None, "its servers need everyone"
     with pytest.raises(UsageError, match="use --workers 2"):
         elastic_terms(strategy, Mesh(stages=2), 4, None)
