@@ -15,7 +15,9 @@ from manyhands.comm.comm import Comm, Spanned, Sums
 from manyhands.comm.pairs import swap
 from manyhands.comm.transports.transport import Transport
 
-ENOUGH_BYTES = 1 << 20  # to be summed by themselves: what leaves early fills the wire, other channels the gaps
+ENOUGH_BYTES = (
+    1 << 20
+)  # to be summed by themselves: what leaves early fills the wire, other channels the gaps
 
 
 class ScheduledComm(Comm):

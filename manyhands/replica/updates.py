@@ -229,8 +229,7 @@ class Updates:
         if not left:
             return
         self._twin.param_groups = [
-            {**self._settings(group, is_dense=not gradient.is_sparse), "params": tensors}
-            for (group, _), tensors in groups.items()
+            {**self._settings(group, tensors), "params": tensors} for (group, _), tensors in groups.items()
         ]
         with torch.no_grad():
             self._step(self._twin)
@@ -248,9 +247,10 @@ class Updates:
             pieces = self._pieces[span.index] = self._cut(span)
         return pieces
 
-    def _settings(self, group: int, *, is_dense: bool) -> dict[str, Any]:
+    def _settings(self, group: int, tensors: Sequence[Tensor]) -> dict[str, Any]:
         settings = settings_of(self._optimizer.param_groups[group])
         chosen = [settings.get(name) for name in ("fused", "foreach", "differentiable", "capturable")]
+        is_dense = not any(tensor.grad.is_sparse for tensor in tensors if tensor.grad is not None)
         may_be_fused = not self._exact and type(self._optimizer) in _IN_ONE_PASS
         if may_be_fused and is_dense and not any(chosen) and not isinstance(settings["lr"], Tensor):
             settings["fused"] = True

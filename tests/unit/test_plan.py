@@ -226,7 +226,7 @@ def test_what_a_file_gets_wrong_is_said_with_the_file_and_the_place(
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("text", ["[]", "3", "{", '{"train": {"batch": null}}', '{"run": 1}'])
+@pytest.mark.parametrize("text", ["[]", "3", "{", '{"train": {"accumulate": null}}', '{"run": 1}'])
 def test_a_json_file_that_is_no_plan(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match=r"plan\.json"):
         plans.read(write(tmp_path, text, "plan.json"))
