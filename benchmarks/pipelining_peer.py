@@ -4,6 +4,7 @@ import argparse
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,25 @@ from manyhands.placement.stages.balance import balanced
 from manyhands.placement.stages.cost import measure
 from manyhands.placement.stages.graph import row
 from manyhands.placement.stages.micro import microbatches
+
+
+class _Dense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.view_as(value) if value.is_contiguous() else value.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
+class Dense(nn.Module):
+    """Gloo sends only what lies in one piece, activations and their gradients."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        dense: Tensor = _Dense.apply(value)
+        return dense
+
 
 SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
@@ -93,7 +113,7 @@ def own_layers(
     layers = [model.get_submodule(name) for name in names]
     if getattr(layers[0], "inplace", False):  # what comes from another stage cannot be changed here
         layers[0].inplace = False
-    return nn.Sequential(*layers)
+    return nn.Sequential(Dense(), *layers, Dense())
 
 
 if __name__ == "__main__":
