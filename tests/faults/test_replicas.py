@@ -39,6 +39,7 @@ def check_numbers(ran: Ran, optimizer: str, clip_norm: float | None = None) -> N
         (STAGES, "all-reduce"),
         ("hybrid:pipeline=1,tensor=2", "local-sgd:period=3"),
         ("sharded:shards=2", "all-reduce"),
+        (STAGES, "double-buffer"),
     ],
 )
 def test_a_whole_replica_goes_on_and_the_broken_one_comes_back(
