@@ -60,12 +60,32 @@ def interleave(contenders: Mapping[str, Callable[[], T]], rounds: int, label: st
     """Every contender once per round, each round beginning with another, so that drift of the machine hits all."""
     names = list(contenders)
     results: dict[str, list[T]] = {name: [] for name in names}
+    began = _processor_time()
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             say(f"{label}: round {number + 1} of {rounds}, {name}")
             results[name].append(contenders[name]())
+    say(f"{label}: {stolen_since(began):.1%} of the processors' time went to other machines")
     return results
+
+
+_Time = tuple[int, int]  # of all processors together: what others got, and everything
+
+
+def _processor_time() -> _Time:
+    numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return numbers[7], sum(numbers[:8])
+
+
+def stolen_since(began: _Time) -> float:
+    """Which part of the time the host of this virtual machine gave to others; workers that wait for each other
+    feel every such pause twice."""
+    stolen, everything = _processor_time()
+    return (stolen - began[0]) / max(1, everything - began[1])
+
+
+_BEGAN = _processor_time()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +171,7 @@ def _machine() -> dict[str, Any]:
         "processor": model or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg(),
+        "stolen": stolen_since(_BEGAN),
         "python": platform.python_version(),
         "versions": versions,
     }
