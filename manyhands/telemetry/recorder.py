@@ -33,6 +33,7 @@ _Pending = tuple[str, float, dict[str, float] | None, dict[str, Any]]  # kind, t
 _counters: defaultdict[str, float] = defaultdict(int)
 _pending: list[_Pending] = []
 _writer: "_Writer | None" = None
+_opening = threading.Lock()  # workers may be threads of one process: only one of their files may be open
 
 
 def count(name: str, amount: float) -> None:
@@ -87,15 +88,21 @@ def totals() -> dict[str, float]:
 def open(path: Path, *, rank: int) -> None:
     """Append this process's records to `path` from now on, with all counters at zero."""
     global _writer
-    close()
-    writer = _Writer(path, rank)
-    _counters.clear()
-    _pending.clear()
-    _writer = writer
+    with _opening:
+        _close()
+        writer = _Writer(path, rank)
+        _counters.clear()
+        _pending.clear()
+        _writer = writer
 
 
 def close() -> None:
     """Write what is pending and stop; records after this are dropped until the next `open`."""
+    with _opening:
+        _close()
+
+
+def _close() -> None:
     global _writer
     writer, _writer = _writer, None
     if writer is not None:
@@ -190,8 +197,9 @@ def _ends_within_a_line(path: Path) -> bool:
 
 
 def _forget_in_child() -> None:
-    global _writer
+    global _writer, _opening
     writer, _writer = _writer, None
+    _opening = threading.Lock()  # another thread may have held it
     _pending.clear()
     _counters.clear()
     if writer is not None:

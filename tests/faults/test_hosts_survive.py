@@ -30,9 +30,11 @@ def check(ran: Ran, faults: list[Fault], finished: int) -> None:
 
 
 def check_numbers(ran: Ran, optimizer: str) -> None:
-    """One process that has made the same steps has the same parameters: there was one history."""
+    """One process that has made the same steps has the same parameters: there was one history. Where a gradient is
+    nearly 0, Adam makes much of its rounding."""
     together = harness.alone(ran.committed(), optimizer=optimizer, lr=training.LR)
-    torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=1e-6)
+    difference = 1e-5 if optimizer == "Adam" else 1e-6
+    torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=difference)
 
 
 def test_a_worker_of_each_host_is_killed(tmp_path: Path) -> None:

@@ -393,12 +393,11 @@ def test_answers_that_come_between_two_waits_are_all_put_in_place() -> None:
         one, other = world.workers
         for seed in range(3):
             for worker, servers in enumerate((one, other)):
-                servers.settle()  # its answers have come, and are not looked at
                 servers.grads.copy_(some_rows(world.scheme, seed, worker))
                 for span in world.scheme.spans:
                     servers.push(span)
                 servers.finish()
-        other.settle()
+                servers.settle()  # its answers have come, and are not looked at
         other.wait()
         assert torch.allclose(other.params * covered(world.scheme), sum_of_rows(world.scheme, 3), atol=1e-5)
 

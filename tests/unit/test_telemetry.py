@@ -134,6 +134,24 @@ def test_opening_again_appends_and_counts_from_zero(tmp_path: Path) -> None:
     assert kinds == ["start", "process", "end", "process"]
 
 
+def test_of_threads_that_open_at_once_one_writes(tmp_path: Path) -> None:
+    """Another one's thread, if it went on, would write the records of all later runs into its own file."""
+    together = threading.Barrier(8)
+
+    def begin(rank: int) -> None:
+        together.wait()
+        telemetry.open(tmp_path / f"{rank}.jsonl", rank=rank)
+
+    openers = [threading.Thread(target=begin, args=(rank,)) for rank in range(8)]
+    for opener in openers:
+        opener.start()
+    for opener in openers:
+        opener.join()
+    assert [thread.name for thread in threading.enumerate()].count("telemetry") == 1
+    telemetry.close()
+    assert "telemetry" not in [thread.name for thread in threading.enumerate()]
+
+
 def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "events").write_text("a file, not a directory")
     with pytest.raises(UsageError, match=r"worker-0\.jsonl"):
