@@ -331,9 +331,8 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
         mesh = session.placing.mesh
         if old is None or session.calls < most:
             _take_over(session, record, keeps=old is not None)
-        elif (
-            record.feed and record.feed.is_in_loop and not is_in_loop
-        ):  # others have drawn some of it already
+        elif record.feed and record.feed.is_in_loop and not is_in_loop:
+            # Others have drawn some of it already.
             session.feed.take_over(record.feed, record.seed, is_in_it=False, keeps=True)
             session.samples_before = session.samples - session.position
         session.feed.deal(mesh.feeds, everyone[:: mesh.copies], mesh.feed(world.rank))

@@ -15,9 +15,8 @@ from manyhands.comm.comm import Comm, Spanned, Sums
 from manyhands.comm.pairs import swap
 from manyhands.comm.transports.transport import Transport
 
-ENOUGH_BYTES = (
-    1 << 20
-)  # to be summed by themselves: what leaves early fills the wire, other channels the gaps
+# To be summed by themselves: what leaves early fills the wire, other channels the gaps.
+ENOUGH_BYTES = 1 << 20
 
 
 class ScheduledComm(Comm):

@@ -30,7 +30,7 @@ _OTHERWISE = ("nesterov", "dampening", "maximize", "foreach", "fused", "differen
 
 def is_simple(settings: Mapping[str, Any]) -> bool:
     """Whether a group of `torch.optim.SGD` is nothing but rate, momentum and weight decay."""
-    return not any(settings[name] for name in _OTHERWISE) and not isinstance(settings["lr"], Tensor)
+    return not any(settings.get(name) for name in _OTHERWISE) and not isinstance(settings["lr"], Tensor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -218,7 +218,7 @@ class Updates:
             if skipped and skipped.issuperset(piece.places):
                 continue
             found = _gradient_of(piece, span, gradient)
-            if descent := None if found.is_sparse else self._descent(piece):
+            if descent := None if self._exact or found.is_sparse else self._descent(piece):
                 descent.make_in_place(found)
                 continue
             left.append(piece)
@@ -260,10 +260,10 @@ class Updates:
         """Of a span that is one piece."""
         first, *others = self._pieces_of(span)
         is_all = not others and first.slice.start == span.start and skipped.isdisjoint(span.places)
-        return self._descent(first) if is_all else None
+        return self._descent(first) if is_all and not self._exact else None
 
     def descent_of_another(self, span: Span) -> Descent:
-        """The one that another worker had begun."""
+        """The one that another worker had begun, which had reason to: not asked of whoever now works alone."""
         (piece,) = self._cut(span)
         piece.adopted = True
         found = self._descent(piece)
@@ -272,7 +272,7 @@ class Updates:
 
     def _descent(self, piece: "_Piece") -> Descent | None:
         """What the optimizer would do with a piece, if it is simple enough to be done without it."""
-        if self._exact or type(self._optimizer) is not torch.optim.SGD or piece.rows:
+        if type(self._optimizer) is not torch.optim.SGD or piece.rows:
             return None
         settings = self._optimizer.param_groups[piece.group]
         keeps = settings["momentum"] != 0

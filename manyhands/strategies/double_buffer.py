@@ -49,11 +49,8 @@ class DoubleBuffer(Strategy):
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         self._apply(replica, comm.finish_sum())
-        for name in (
-            OWN,
-            SAMPLES,
-            LAST,
-        ):  # nothing is late any more: the next step begins as the first one did
+        # Nothing is late any more: the next step begins as the first one did.
+        for name in (OWN, SAMPLES, LAST):
             replica.kept.pop(name, None)
 
     def regroup(self, replica: "Replica", comm: "Comm", *, is_new: bool) -> None:

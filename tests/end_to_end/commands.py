@@ -1,11 +1,15 @@
 """The installed command as a person runs it, in a process of its own."""
 
+import functools
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +74,24 @@ def parameters(out: Path) -> dict[str, Tensor]:
     """The model's tensors in the newest checkpoint of a run."""
     tensors, _ = checkpoint.load(out / "checkpoints")
     return {name: value for name, value in tensors.items() if name.startswith("model/")}
+
+
+@functools.cache
+def on_one_host(*words: str, workers: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The parameters and the summary of a run with so many workers here; what several tests compare with runs once."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked = ["--workers", str(workers), "--threads", "1", "--json", "--out", "run"]
+        done = manyhands(*words, *asked, cwd=Path(folder))
+        assert done.code == 0, done.err
+        return parameters(Path(folder, "run")), json.loads(done.out)
+
+
+def assert_close(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """The same but for rounding, tensor by tensor."""
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.isfinite(value).all(), name
+        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
 
 
 def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

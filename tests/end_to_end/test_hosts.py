@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from manyhands.lab import hosts
-from tests.end_to_end.commands import BIN, parameters, run
+from tests.end_to_end.commands import assert_close, manyhands, on_one_host, parameters
 from tests.end_to_end.on_hosts import places, run_on_hosts
 
 WHY_NOT = hosts.available()
@@ -52,19 +52,12 @@ def test_hosts_are_found(emulated: Run) -> None:
     assert emulated.summary["samples"] == 8 * 16 * emulated.workers
 
 
-def test_the_result_is_that_of_one_host(emulated: Run, tmp_path: Path) -> None:
-    command = [str(BIN / "manyhands"), *TRAIN, "--workers", str(emulated.workers), "--threads", "1"]
-    done = run([*command, "--json", "--out", "run"], tmp_path)
-    assert done.code == 0, done.err
-    alone = json.loads(done.out)
+def test_the_result_is_that_of_one_host(emulated: Run) -> None:
+    theirs, alone = on_one_host(*TRAIN, workers=emulated.workers)
     assert emulated.summary["loss"] == pytest.approx(alone["loss"], rel=1e-5)
     assert alone["hosts"] == 1
     assert alone["bytes_sent"] == 0
-    ours, theirs = parameters(emulated.out), parameters(tmp_path / "run")
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
-        assert torch.isfinite(value).all()
+    assert_close(parameters(emulated.out), theirs)
 
 
 def test_the_bytes_are_those_of_the_network_interface(emulated: Run) -> None:
@@ -81,8 +74,8 @@ import manyhands as mh
 class Skipping(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(8, 3000), nn.Linear(3000, 2)
-        self.middle = nn.ModuleList(nn.Linear(3000, 3000, bias=False) for _ in range(3))
+        self.first, self.last = nn.Linear(8, 1000), nn.Linear(1000, 2)
+        self.middle = nn.ModuleList(nn.Linear(1000, 1000, bias=False) for _ in range(3))
 
     def forward(self, inputs):
         hidden = self.first(inputs)
@@ -111,12 +104,10 @@ def test_layers_skipped_at_random_and_clipping_give_the_same_on_3_and_1_workers_
 ) -> None:
     (tmp_path / "skipping.py").write_text(SKIPPING)
     run_on_hosts(["launch", "skipping.py", "hosts.pt"], places((3, 1)), tmp_path)
-    done = run([str(BIN / "manyhands"), "launch", "--workers", "4", "skipping.py", "alone.pt"], tmp_path)
+    done = manyhands("launch", "--workers", "4", "skipping.py", "alone.pt", cwd=tmp_path)
     assert done.code == 0, done.err
     ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("hosts.pt", "alone.pt"))
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
+    assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +128,5 @@ def test_strategies_with_replicas_of_their_own(
     words = ["train", "--model", "mlp:hidden=64", "--steps", "7", "--batch", "16", "--strategy"]
     ended = run_on_hosts([*words, strategy, "--json", "--out", "run"], places(layout), tmp_path)
     assert json.loads(ended.said[0])["hosts"] == 2
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    command = [str(BIN / "manyhands"), *words, the_same_on_one_host, "--threads", "1"]
-    command += ["--workers", str(sum(layout))]
-    done = run([*command, "--json", "--out", "run"], alone)
-    assert done.code == 0, done.err
-    ours, theirs = parameters(tmp_path / "run"), parameters(alone / "run")
-    for name, value in ours.items():
-        assert (value - theirs[name]).norm() <= 1e-5 * theirs[name].norm(), name
+    theirs, _ = on_one_host(*words, the_same_on_one_host, workers=sum(layout))
+    assert_close(parameters(tmp_path / "run"), theirs)

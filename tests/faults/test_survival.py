@@ -6,37 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults import harness, training
+from tests.faults import checks, harness, training
 from tests.faults.harness import Fault, Logs, Ran
-
-EPOCHS = 2
-WHOLE = {"once": EPOCHS * training.LENGTH, "twice": 0, "never": 0}
 
 
 def check(ran: Ran, faults: list[Fault], finished: set[int]) -> None:
-    """What holds in every run, whatever died."""
-    assert sorted(ran.fired, key=str) == sorted(faults, key=str), "the faults fired"
     assert set(ran.ends) == finished
-    for number, end in ran.ends.items():
-        assert end["pid"] == ran.logs[number][0]["pid"], "it kept its process"
-        assert len([row for row in ran.logs[number] if row["kind"] == "start"]) == 1
-        assert end["tally"] == WHOLE, "every sample exactly once in each epoch"
-        assert end["samples"] == WHOLE["once"]
-    first = ran.parameters(min(finished))
-    assert all(torch.equal(first, ran.parameters(number)) for number in finished), "the same bits everywhere"
-
-
-def check_numbers(ran: Ran, optimizer: str, *, atol: float = 1e-6) -> None:
-    """One process that has made the same steps has the same parameters."""
-    together = harness.alone(ran.committed(), optimizer=optimizer, lr=training.LR)
-    torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=atol)
+    checks.nothing_lost(ran, ran.fired, faults)
 
 
 def test_one_of_three_dies_in_its_forward_pass(tmp_path: Path) -> None:
     faults = [Fault(1, 7)]
     ran = harness.run(tmp_path, faults, optimizer="Adam")
     check(ran, faults, {0, 2})
-    check_numbers(ran, "Adam", atol=1e-5)
+    checks.one_history(ran, "Adam")
     (death,) = ran.of("death")
     assert death.text.startswith("worker 1 died (killed by SIGKILL): noticed after ")
     assert "step 7 begun again with 2 workers" in death.text
@@ -55,7 +38,7 @@ def test_every_kind_of_fault_in_one_run(tmp_path: Path) -> None:
     ]
     ran = harness.run(tmp_path, faults, workers=6, stall_s=2.0, optimizer="momentum", pause_s=0.02)
     check(ran, faults, {4})
-    check_numbers(ran, "momentum")
+    checks.one_history(ran, "momentum")
     told = [event.text for event in ran.events]
     assert any("worker 1 died (segmentation fault (SIGSEGV): File " in text for text in told)
     assert any("worker 2 died (it had not been heard of for 2 s and was killed" in text for text in told)
@@ -76,13 +59,12 @@ def test_deaths_at_any_instant_leave_the_numbers_of_one_process(strategy: str, t
         tmp_path, faults, workers=4, strategy=strategy, servers=servers, pause_s=0.02, down_to=1
     )
     check(ran, faults, {2})
-    check_numbers(ran, "momentum")
+    checks.one_history(ran, "momentum")
 
 
-@pytest.mark.parametrize("strategy", ["all-reduce", "double-buffer"])
-def test_the_dead_are_replaced_and_the_new_ones_take_over(strategy: str, tmp_path: Path) -> None:
+def test_the_dead_are_replaced_and_the_new_ones_take_over(tmp_path: Path) -> None:
     faults = [Fault(0, 3), Fault(2, 3)]
-    ran = harness.run(tmp_path, faults, strategy=strategy, replace=2, optimizer="Adam", until=3)
+    ran = harness.run(tmp_path, faults, replace=2, optimizer="Adam", until=3)
     check(ran, faults, {1, 3, 4})
     assert len(ran.of("death")) == 2
     assert {event.fields["rank"] for event in ran.of("join")} == {3, 4}
@@ -98,7 +80,7 @@ def test_a_worker_dies_under_other_strategies(strategy: str, tmp_path: Path) -> 
     ran = harness.run(tmp_path, faults, strategy=strategy)
     check(ran, faults, {1})
     if "ring" in strategy:
-        check_numbers(ran, "momentum")
+        checks.one_history(ran, "momentum")
 
 
 def test_a_sum_under_way_is_made_again_without_the_dead_worker(tmp_path: Path) -> None:
@@ -137,10 +119,10 @@ def test_a_worker_dies_under_servers(strategy: str, tmp_path: Path) -> None:
     ran = harness.run(tmp_path, faults, workers=workers, strategy=strategy, servers=2, optimizer=optimizer)
     check(ran, faults, {1})
     if equals_one_process(strategy):
-        check_numbers(ran, "momentum")
+        checks.one_history(ran, "momentum")
 
 
-@pytest.mark.parametrize("strategy", [strategy for strategy in SERVED if "every" not in strategy])
+@pytest.mark.parametrize("strategy", [one for one in SERVED if "every" not in one and "stale" not in one])
 def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_path: Path) -> None:
     workers = 4 if "groups" in strategy else 3
     faults = [Fault(1, 0.2, "server")]
@@ -159,4 +141,4 @@ def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_
         "server 1 died (killed by SIGKILL): another takes over from it"
     ]
     if equals_one_process(strategy):
-        check_numbers(ran, "Adam", atol=1e-5)  # where a gradient is nearly 0, Adam makes much of its rounding
+        checks.one_history(ran, "Adam")

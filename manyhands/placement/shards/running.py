@@ -24,9 +24,8 @@ from manyhands.replica.piece import Piece
 
 WHOLE = (nn.MultiheadAttention,)  # uses the parameters of the modules inside it without calling them
 
-FETCH, REDUCE, NOTHING = range(
-    3
-)  # what a worker wants: a layer's parameters, the sum of gradients; it has finished
+# What a worker wants: a layer's parameters, the sum of gradients; it has finished.
+FETCH, REDUCE, NOTHING = range(3)
 
 
 class Shards(Crew):
