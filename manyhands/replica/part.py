@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -104,8 +103,9 @@ class Part:
                 loss = self.loss(self.model, batch)
                 weight = samples / share.total()
                 with passing(isinstance(share.parts, Sequence) and number == len(share.parts)):
-                    # Weighting the loss weights every gradient, at no cost.
-                    loss.backward(None if weight == 1.0 else torch.full_like(loss, weight))
+                    # Weighting the loss weights every gradient, at no cost. Given as a gradient, the weight would have
+                    # PyTorch load the compiler's symbolic shapes to check its shape.
+                    (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
                 value += loss.item() * samples
                 count += samples
         return value, count
