@@ -1,30 +1,19 @@
-"""A world on emulated hosts: one real process per worker and server, all forks of one that has loaded PyTorch.
+"""A world on emulated hosts: one real process per worker and server, all forks of one that has loaded PyTorch."""
 
-Loading it takes each of them seconds of a processor, and is not what tests on hosts are about.
-"""
-
-import ctypes
 import json
-import os
-import runpy
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from manyhands.cluster import compiler
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
 from manyhands.lab import hosts
 from tests.end_to_end.commands import TIMEOUT_S, clean_environment
 
 PORT = 29400  # free: every emulated host has all its ports to itself
-_NETWORK = 0x40000000  # CLONE_NEWNET: the kind of namespace that is entered
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +39,7 @@ def run_on_hosts(command: list[str], places: Sequence[int], folder: Path, *, ser
             "outputs": outputs,
         }
         done = subprocess.run(
-            [sys.executable, "-m", "tests.end_to_end.on_hosts", json.dumps(told)],
+            [sys.executable, "-m", "tests.end_to_end.forks", json.dumps(told)],
             cwd=folder,
             env=clean_environment(PYTHONPATH=str(Path(__file__).parents[2])),
             stdin=subprocess.DEVNULL,
@@ -81,43 +70,3 @@ def _sent_bytes(net: hosts.EmulatedHosts, host: int) -> int:
         [*net.command_prefix(host), "cat", counter], capture_output=True, text=True, check=True
     )
     return int(shown.stdout)
-
-
-def main() -> None:
-    told = json.loads(sys.argv[1])
-    compiler.leave_unloaded()
-    import manyhands.sessions  # noqa: F401  what all of them need
-
-    pids = []
-    for rank in range(len(told["namespaces"])):
-        pid = os.fork()
-        if pid == 0:
-            _work(told, rank)
-            return
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    if any(codes):
-        sys.exit(f"exit codes by rank: {codes}")
-
-
-def _work(told: dict[str, Any], rank: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with Path("/run/netns", told["namespaces"][rank]).open() as namespace:
-        if libc.setns(namespace.fileno(), _NETWORK):
-            raise OSError(ctypes.get_errno(), f"cannot enter {namespace.name}")
-    for kind, number in (("out", 1), ("err", 2)):
-        os.dup2(os.open(f"{told['outputs']}/{rank}.{kind}", os.O_WRONLY | os.O_CREAT), number)
-    os.environ.update(told["world"] | {local.RANK: str(rank)})
-    command = told["command"]
-    if command[0].endswith(".py"):
-        sys.argv = command
-        runpy.run_path(command[0], run_name="__main__")
-    else:
-        from manyhands.cli import main as manyhands
-
-        sys.exit(manyhands(command))
-
-
-if __name__ == "__main__":
-    main()
