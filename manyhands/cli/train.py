@@ -26,7 +26,7 @@ from manyhands.cli.running import (
     with_servers,
     worker_range,
 )
-from manyhands.cluster import cores
+from manyhands.cluster import compiler, cores
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
 from manyhands.errors import UsageError
@@ -234,6 +234,7 @@ def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
         os.environ[local.RUN_DIR] = str(out)
         if seat.rank == 0 and not options.resume:
             forget_records(out)  # nobody writes new ones before worker 0 has joined
+    compiler.leave_unloaded()
     from manyhands import job
 
     def say(line: str) -> None:
