@@ -17,12 +17,14 @@ from processes import loopback, run_each, run_ours
 from manyhands.cluster import cores
 
 BATCH = 32
+OURS = ("ours", "ours-alone")
 WITHIN = 0.98  # one worker of ours beside plain PyTorch
 
 TITLES = {
     "ours": "ours, 2 workers",
     "ddp": "DDP (Gloo), 2 workers",
     "unconnected": "no communication, 2 processes",
+    "in-step": "no communication, each waiting for the slower",
     "two-threads": "plain PyTorch, 2 threads",
     "ours-mortal": "ours, 2 workers, if one's death were the end",
     "ours-alone": "ours, 1 worker",
@@ -58,12 +60,24 @@ def samples_per_second(workers: list[dict[str, Any]]) -> float:
     return float(sum(worker["batch"] / statistics.median(worker["step_s"]) for worker in workers))
 
 
+def in_step(pair: list[dict[str, Any]]) -> float:
+    """What two unconnected processes would make if a step took both as long as the slower one, and nothing else
+    changed: as much as any synchronous way can make of the same compute, on a machine as uneven as this."""
+    slower_s = [max(each) for each in zip(*(worker["step_s"] for worker in pair), strict=True)]
+    return float(sum(worker["batch"] for worker in pair) / statistics.median(slower_s))
+
+
 def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
     pairs = [("ours", other) for other in ("ddp", "unconnected", "two-threads", "ours-mortal")]
-    pairs.append(("ours-alone", "plain-alone"))
+    pairs += [("in-step", "unconnected"), ("ours", "in-step"), ("ours-alone", "plain-alone")]
     targets = {**job.targets, "plain-alone": WITHIN} if job.targets else {}
     return [
-        ratio(f"{TITLES[mine]} ÷ {TITLES[other]}", rates[mine], rates[other], targets.get(other))
+        ratio(
+            f"{TITLES[mine]} ÷ {TITLES[other]}",
+            rates[mine],
+            rates[other],
+            targets.get(other) if mine in OURS else None,
+        )
         for mine, other in pairs
         if mine in rates and other in rates
     ]
@@ -75,8 +89,14 @@ def main() -> None:
     parser.add_argument(
         "--jobs", nargs="+", choices=JOBS, default=wanted, metavar="JOB", help=", ".join(JOBS)
     )
+    contenders = list(runners(False))
     parser.add_argument(
-        "--contenders", nargs="+", choices=TITLES, default=list(TITLES), metavar="C", help=", ".join(TITLES)
+        "--contenders",
+        nargs="+",
+        choices=contenders,
+        default=contenders,
+        metavar="C",
+        help=", ".join(contenders),
     )
     parser.add_argument("--steps", type=int, default=10, help="timed steps per turn (default 10)")
     parser.add_argument("--warm-up", type=int, default=3, help="steps before those (default 3)")
@@ -98,6 +118,8 @@ def main() -> None:
         }
         raw = interleave(started, options.rounds, name)
         rates = {contender: [samples_per_second(turn) for turn in turns] for contender, turns in raw.items()}
+        if "unconnected" in raw:
+            rates["in-step"] = [in_step(turn) for turn in raw["unconnected"]]
         found = ratios(job, rates)
         speeds = [
             [TITLES[c], f"{statistics.median(r):.1f}", f"{min(r):.1f}–{max(r):.1f}"] for c, r in rates.items()
