@@ -124,13 +124,6 @@ class _Ends:
         self._open = {self.permission}
         self.close()
 
-    def what_was_said(self) -> list[str]:
-        """The end of what has come through the error pipe so far."""
-        os.set_blocking(self.error, False)
-        with contextlib.suppress(BlockingIOError):
-            return [_text(line) for line in os.read(self.error, _READ_BYTES).splitlines()[-_TAIL_LINES:]]
-        return []
-
     def close_theirs(self) -> None:
         while self._theirs:
             os.close(self._theirs.pop())
@@ -163,6 +156,7 @@ class Crew:
         self._nursery: subprocess.Popen[bytes] | None = None
         self._unhatched: list[_Ends] = []  # of workers that may not begin yet
         self._hatched: list[int] = []  # their process ids, as far as the nursery has told them
+        self._complaints: list[str] = []  # of the nursery
 
     def __enter__(self) -> "Crew":
         with contextlib.ExitStack() as stack:
@@ -236,9 +230,12 @@ class Crew:
                 for ends, environ in zip(self._unhatched, environs, strict=True)
             ],
         )
+        # A file, not a pipe: nobody reads what the nursery says before it ends, however much that is.
+        self._nursery_error = os.fdopen(os.memfd_create("nursery", os.MFD_CLOEXEC), "r+b")
         try:
-            self._nursery = nursery.start(brood, environs[0], self._inherited)
+            self._nursery = nursery.start(brood, environs[0], self._inherited, self._nursery_error)
         except OSError as error:
+            self._nursery_error.close()
             raise ManyhandsError(f"cannot start the workers: {error}.") from error
         for ends in self._unhatched:
             ends.close_theirs()
@@ -278,10 +275,12 @@ class Crew:
             return
         pids, nests = self._hatched, self._end_nursery()
         if len(pids) == len(nests):
+            others = len(self.running)
             for ends, pid in zip(nests, pids, strict=True):
                 self._add(ends, pid)
+            self._pass_on(self.running[others].streams[1], self._complaints)
         else:
-            tail = "\n".join(nests[0].what_was_said())
+            tail = "\n".join(self._complaints[-_TAIL_LINES:])
             for ends in nests:
                 ends.close()
             raise ManyhandsError(f"cannot start the workers: the process that loads PyTorch ended.\n{tail}")
@@ -303,6 +302,9 @@ class Crew:
                     while True:
                         os.waitpid(-process.pid, 0)  # forks that may not begin yet are still in its group
             nursery.adopt_orphans(False)
+            with self._nursery_error as error:
+                error.seek(0)
+                self._complaints = [_text(line) for line in error.read().splitlines()]
         return nests
 
     def wait(self, timeout_s: float) -> list[Worker]:

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import BinaryIO
 
 import msgspec
 
@@ -40,7 +41,9 @@ class Brood(msgspec.Struct, frozen=True, kw_only=True):
     nests: list[Nest]
 
 
-def start(brood: Brood, environ: dict[str, str], inherited: Sequence[int]) -> "subprocess.Popen[bytes]":
+def start(
+    brood: Brood, environ: dict[str, str], inherited: Sequence[int], error: BinaryIO
+) -> "subprocess.Popen[bytes]":
     """In the launcher: start the nursery, whose standard output gives the pids of the workers, one per line."""
     adopt_orphans(True)
     descriptors = [fd for nest in brood.nests for fd in (nest.output, nest.error, nest.permission)]
@@ -49,7 +52,7 @@ def start(brood: Brood, environ: dict[str, str], inherited: Sequence[int]) -> "s
         env=environ,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=brood.nests[0].error,
+        stderr=error,
         pass_fds=[*inherited, *descriptors],
         process_group=0,
         bufsize=0,

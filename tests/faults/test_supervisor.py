@@ -450,6 +450,24 @@ def test_what_cannot_be_loaded_is_told_with_its_reason() -> None:
     assert "No module named 'no_such_module'" in str(refusal.value)
 
 
+def test_however_much_is_said_while_modules_are_loaded_it_is_passed_on(tmp_path: Path) -> None:
+    """A pipe that nobody reads yet would be full long before."""
+    (tmp_path / "talkative.py").write_text("import sys; [print(n, file=sys.stderr) for n in range(100_000)]")
+    said: list[tuple[int, str]] = []
+    outcome = supervisor.run(
+        [_script(tmp_path, "pass")],
+        workers=2,
+        layout=cores.layout(2),
+        environ={"PYTHONPATH": str(tmp_path)},
+        run_dir=None,
+        on_tick=lambda: None,
+        on_line=lambda rank, line: said.append((rank, line)),
+        load="talkative",
+    )
+    assert outcome.ok
+    assert said == [(0, str(n)) for n in range(100_000)]
+
+
 def test_an_interrupt_before_the_workers_have_hatched_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "slow_to_load.py").write_text("import time; time.sleep(600)")
     ticks: list[None] = []
