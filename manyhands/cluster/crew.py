@@ -230,12 +230,16 @@ class Crew:
                 for ends, environ in zip(self._unhatched, environs, strict=True)
             ],
         )
-        # A file, not a pipe: nobody reads what the nursery says before it ends, however much that is.
-        self._nursery_error = os.fdopen(os.memfd_create("nursery", os.MFD_CLOEXEC), "r+b")
         try:
-            self._nursery = nursery.start(brood, environs[0], self._inherited, self._nursery_error)
+            # A file, not a pipe: nobody reads what the nursery says before it ends, however much that is.
+            said = os.fdopen(os.memfd_create("nursery", os.MFD_CLOEXEC), "r+b")
+            try:
+                self._nursery = nursery.start(brood, environs[0], self._inherited, said)
+            except OSError:
+                said.close()
+                raise
+            self._nursery_said = said
         except OSError as error:
-            self._nursery_error.close()
             raise ManyhandsError(f"cannot start the workers: {error}.") from error
         for ends in self._unhatched:
             ends.close_theirs()
@@ -302,9 +306,11 @@ class Crew:
                     while True:
                         os.waitpid(-process.pid, 0)  # forks that may not begin yet are still in its group
             nursery.adopt_orphans(False)
-            with self._nursery_error as error:
-                error.seek(0)
-                self._complaints = [_text(line) for line in error.read().splitlines()]
+            with self._nursery_said as said:
+                said.seek(0)
+                self._complaints = [
+                    _text(line) for line in said.read().removesuffix(b"\n").split(b"\n") if line
+                ]
         return nests
 
     def wait(self, timeout_s: float) -> list[Worker]:

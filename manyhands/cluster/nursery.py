@@ -75,26 +75,29 @@ def permit(fd: int) -> None:
 
 def main() -> None:
     brood = msgspec.json.decode(sys.stdin.buffer.read(), type=Brood)
+    pids = os.dup(1)
+    os.dup2(2, 1)  # what modules print while they are loaded is no process id
     compiler.leave_unloaded()
     gc.disable()  # an eighth of the time that it takes, for next to nothing
     importlib.import_module(brood.load)
     importlib.import_module("manyhands.cluster.worker")
     gc.freeze()  # the collector would write to every object, and so copy every page
     gc.enable()
+    sys.stdout.flush()  # else every fork would say it
     for nest in brood.nests:
         hear, tell = os.pipe()
         middle = os.fork()
         if middle == 0:
             pid = os.fork()
             if pid == 0:
-                os.close(hear)
-                os.close(tell)
+                for fd in (hear, tell, pids):
+                    os.close(fd)
                 _become_worker(nest, brood)
                 return
             os.write(tell, f"{pid}\n".encode())
             os._exit(0)
         os.waitpid(middle, 0)  # from here on the launcher is the worker's parent
-        os.write(1, os.read(hear, 32))
+        os.write(pids, os.read(hear, 32))
         os.close(hear)
         os.close(tell)
     os._exit(0)  # taking down what was loaded would only keep the workers waiting
@@ -104,6 +107,9 @@ def _become_worker(nest: Nest, brood: Brood) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(nest.output, 1)
     os.dup2(nest.error, 2)
+    # Ours was made for a file, in which one can go back.
+    encoding, errors = sys.stderr.encoding, sys.stderr.errors
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, encoding, errors, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     for other in brood.nests:
         for fd in {other.output, other.error, other.permission} - {nest.permission}:
             os.close(fd)

@@ -263,7 +263,7 @@ class Updates:
         return self._descent(first) if is_all and not self._exact else None
 
     def descent_of_another(self, span: Span) -> Descent:
-        """The one that another worker had begun, which had reason to: not asked of whoever now works alone."""
+        """The one that another had begun, for whoever finishes it, and were that one to be `exact` by itself."""
         (piece,) = self._cut(span)
         piece.adopted = True
         found = self._descent(piece)

@@ -74,8 +74,8 @@ import manyhands as mh
 class Skipping(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(8, 1000), nn.Linear(1000, 2)
-        self.middle = nn.ModuleList(nn.Linear(1000, 1000, bias=False) for _ in range(3))
+        self.first, self.last = nn.Linear(8, 2500), nn.Linear(2500, 2)
+        self.middle = nn.ModuleList(nn.Linear(2500, 2500, bias=False) for _ in range(3))
 
     def forward(self, inputs):
         hidden = self.first(inputs)

@@ -43,9 +43,10 @@ def train(
     ("workers", "servers", "strategy"),
     [
         ([0, 0, 1], [0, 2], "parameter-server"),
+        ([0, 0], [1, 2], "parameter-server"),
         ([0, 0, 1], [1], "parameter-server:cache=true"),
     ],
-    ids=["beside some and on its own", "one push per host"],
+    ids=["beside some", "on their own", "one push per host"],
 )
 def test_sync_gives_the_result_of_one_host(
     workers: list[int], servers: list[int], strategy: str, tmp_path: Path

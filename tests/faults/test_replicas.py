@@ -21,6 +21,7 @@ def check(ran: Ran, faults: list[Fault], finished: set[int]) -> None:
 @pytest.mark.parametrize(
     ("placement", "strategy"),
     [
+        (STAGES, "all-reduce"),
         (STAGES, "double-buffer"),
         ("hybrid:pipeline=1,tensor=2", "local-sgd:period=3"),
         ("sharded:shards=2", "all-reduce"),

@@ -452,10 +452,12 @@ def test_what_cannot_be_loaded_is_told_with_its_reason() -> None:
 
 def test_however_much_is_said_while_modules_are_loaded_it_is_passed_on(tmp_path: Path) -> None:
     """A pipe that nobody reads yet would be full long before."""
-    (tmp_path / "talkative.py").write_text("import sys; [print(n, file=sys.stderr) for n in range(100_000)]")
+    (tmp_path / "talkative.py").write_text(
+        "import sys; print('first', flush=True); [print(n, file=sys.stderr) for n in range(100_000)]; print('last')"
+    )
     said: list[tuple[int, str]] = []
     outcome = supervisor.run(
-        [_script(tmp_path, "pass")],
+        [_script(tmp_path, "sys.stderr.reconfigure(errors='replace'); print('here', file=sys.stderr)")],
         workers=2,
         layout=cores.layout(2),
         environ={"PYTHONPATH": str(tmp_path)},
@@ -465,7 +467,8 @@ def test_however_much_is_said_while_modules_are_loaded_it_is_passed_on(tmp_path:
         load="talkative",
     )
     assert outcome.ok
-    assert said == [(0, str(n)) for n in range(100_000)]
+    assert [line for rank, line in said if rank == 0] == ["first", *map(str, range(100_000)), "last", "here"]
+    assert [line for rank, line in said if rank == 1] == ["here"]
 
 
 def test_an_interrupt_before_the_workers_have_hatched_leaves_nothing(tmp_path: Path) -> None:

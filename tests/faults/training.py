@@ -62,6 +62,7 @@ def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if name == "LBFGS":
         return torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=4)
+    assert name == "Adam", name
     # With the usual `eps`, where a gradient is nearly 0, Adam makes a step of what is only rounding.
     return torch.optim.Adam(model.parameters(), lr=lr, eps=0.01)
 
