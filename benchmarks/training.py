@@ -62,7 +62,7 @@ def samples_per_second(workers: list[dict[str, Any]]) -> float:
 
 def in_step(pair: list[dict[str, Any]]) -> float:
     """What two unconnected processes would make if a step took both as long as the slower one, and nothing else
-    changed: as much as any synchronous way can make of the same compute, on a machine as uneven as this."""
+    changed: what is left, of the same compute, by waiting for each other on a machine as uneven as this."""
     slower_s = [max(each) for each in zip(*(worker["step_s"] for worker in pair), strict=True)]
     return float(sum(worker["batch"] for worker in pair) / statistics.median(slower_s))
 
