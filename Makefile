@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
 	@echo "make test    set up, then run every test"
-	@echo "make chaos   kill workers and hosts at random instants, 200 times (about 30 minutes)"
+	@echo "make chaos   kill workers, servers and hosts at random instants, 200 times (about 20 minutes)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
 	@echo "make peers   TensorFlow in an environment of its own, for benchmarks/strategies.py"
