@@ -596,8 +596,7 @@ class Replica:
         """The loss of the model as it is, summed over the samples at hand; infinite if it is not a number."""
         parts = self.held.parts if self.held else ()
         with self.judged():
-            loss = self.part.loss
-            total = sum(self.part.judge(loss, batch, samples) * samples for batch, samples in parts)
+            total = self.part.score(parts)
         return total if math.isfinite(total) else math.inf
 
     def whole(self) -> Tensor:

@@ -240,17 +240,25 @@ def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["local-sgd:period=3", "tournament:every=4", "all-reduce:topology=ring"])
-def test_strategies_do_not_notice(strategy: str) -> None:
-    """Two replicas of two workers each do what two workers do."""
+@pytest.mark.parametrize(
+    ("text", "workers"),
+    [("pipeline:stages=2", 4), ("tensor", 4), ("sharded:shards=2", 4), ("hybrid", 8)],
+)
+def test_strategies_do_not_notice(text: str, workers: int, strategy: str) -> None:
+    """Two replicas do what two workers do that have the samples of all workers of a replica."""
+    feeds = session_feeds(text, workers)
 
     def work(world: World, text: str) -> nn.Module:
         session = make_session(world, text, strategy=strategy)
-        train(session, batches()[:8])
+        own = feeds // session.placing.mesh.feeds
+        for batch in batches()[:8]:
+            parts = [share(batch, session.placing.feed * own + number, feeds) for number in range(own)]
+            session.step(tuple(torch.cat(each) for each in zip(*parts, strict=True)))
         session.close()
         return session.model
 
     plain = in_threads(2, lambda world: work(world, "single"))
-    placed = in_threads(4, lambda world: work(world, "pipeline:stages=2"))
+    placed = in_threads(workers, lambda world: work(world, text))
     for net in placed:
         close_to(net, plain[0])
 

@@ -5,7 +5,7 @@ wants; the wish of the first that has one is done by all, and those who want som
 Where all want the same, as they do in most models, that is one small meeting per exchange.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -119,6 +119,15 @@ class Shards(Crew):
         self._give_up_all()
         self._take_part(NOTHING)
         return value
+
+    def score(self, batches: Iterable[tuple[Any, int]]) -> float:
+        """Each worker has samples of its own, and some may have none."""
+        total = 0.0
+        for batch, samples in batches:
+            total += super().judge(self.loss, batch, samples) * samples
+            self._give_up_all()
+        self._take_part(NOTHING)
+        return sum(theirs for (theirs,) in self.standing.crew.exchange([total]))
 
     def _take_part(self, kind: int, number: int = 0, gradient: Tensor | None = None) -> None:
         """Have a wish granted; those that others have before are granted to them on the way."""
