@@ -308,9 +308,7 @@ class Crew:
             nursery.adopt_orphans(False)
             with self._nursery_said as said:
                 said.seek(0)
-                self._complaints = [
-                    _text(line) for line in said.read().removesuffix(b"\n").split(b"\n") if line
-                ]
+                self._complaints = [_text(line) for line in said.read().split(b"\n") if line]
         return nests
 
     def wait(self, timeout_s: float) -> list[Worker]:
