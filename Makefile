@@ -36,7 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/recovery.py
-	for section in servers traffic stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
+	for section in servers traffic hiding stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
 	for section in pipeline shards equality; do $(BIN)/python benchmarks/placements.py $$section; done
 
 # What we are compared with and do not depend on; benchmarks leave out what is not there.

@@ -134,6 +134,10 @@ class Diary:
         """Whether what is planned is in this span already."""
         return self._journal.has(span, int(self._words[3]))
 
+    def note(self, span: Span) -> None:
+        """What is planned counts as applied to a span: if this server dies in the middle of it, that stays as it is."""
+        self._journal.end(span, int(self._words[3]))
+
     def update(self, updates: Updates, span: Span, gradient: Tensor, skipped: frozenset[int]) -> None:
         """Apply what is planned to a span."""
         updates.make(span, gradient, skipped, self._journal, int(self._words[3]))

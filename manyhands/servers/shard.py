@@ -432,9 +432,12 @@ class Shard:
                     if self._diary and self._diary.has(span):
                         continue  # a server that died had come as far
                     total = self._added(update, span)
-                    if self._diary:
+                    if self._diary and self._clocks.rule.gathers:
                         self._diary.update(self._updates, span, total, update.skipped)
                     else:
+                        # Without gathering, workers read spans while they change: a half of an update is nothing new.
+                        if self._diary:
+                            self._diary.note(span)
                         self._updates.apply(span, total, update.skipped)
                     if total.is_sparse:
                         only = self._updates.keeps_to_rows(self._places[span.places[0]].group)

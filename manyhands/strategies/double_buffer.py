@@ -66,12 +66,12 @@ class DoubleBuffer(Strategy):
 
     def _predicted(self, replica: "Replica", share: "Share") -> float:
         """Gradients where the parameters will be; the parameters themselves stay where they are."""
-        here = replica.params.clone()
-        last = replica.keep(LAST, here)
-        replica.params.add_(here - last)
-        last.copy_(here)
+        last = replica.keep(LAST, replica.params)
+        ahead = last.lerp(replica.params, 2.0)  # x_{t−1} + 2 (x_t − x_{t−1})
+        last.copy_(replica.params)
+        replica.params.copy_(ahead)
         loss = replica.backward(share)
-        replica.params.copy_(here)
+        replica.params.copy_(last)
         return loss
 
     def _start(self, replica: "Replica", comm: "Comm", share: "Share") -> None:

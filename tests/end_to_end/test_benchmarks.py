@@ -28,6 +28,7 @@ OPTIONS = {
     "startup": ["--workers", "1"],
     "strategies-servers": ["servers", "--jobs", "small-mlp", "--contenders", "ours", "rpc"],
     "strategies-traffic": ["traffic", "--cases", "ring"],
+    "strategies-hiding": ["hiding"],
     "strategies-stragglers": ["stragglers", "--workers", "2"],
     "strategies-accuracy": ["accuracy", "--strategies", "single"],
 }
@@ -59,7 +60,8 @@ Results = Callable[[str], dict[str, Any]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Some at the same time: most of each is starting processes, and nothing here is about speed."""
-    left_out = {"collectives": not HAS_MPICH, "strategies-traffic": WHY_NO_HOSTS is not None}
+    no_hosts = dict.fromkeys(["strategies-traffic", "strategies-hiding"], WHY_NO_HOSTS is not None)
+    left_out = {"collectives": not HAS_MPICH, **no_hosts}
     names = [name for name in OPTIONS if not left_out.get(name)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = {name: pool.submit(partial(run, name, tmp_path_factory.mktemp(name))) for name in names}
@@ -124,6 +126,12 @@ def test_traffic(results: Results) -> None:
     for host in found["ring"]["hosts"]:
         assert host["formula_bytes"] == 3_000_000
         assert host["reached"], f"{host['sent_bytes']} bytes left a host in a step of a ring"
+
+
+@pytest.mark.skipif(WHY_NO_HOSTS is not None, reason=str(WHY_NO_HOSTS))
+def test_hiding(results: Results) -> None:
+    found = results("strategies-hiding")
+    assert_ratios(found["ratios"], ["double-buffer ÷ no exchange", "ring ÷ no exchange"])
 
 
 def test_stragglers(results: Results) -> None:
