@@ -56,7 +56,7 @@ def runners() -> dict[str, Callable[[list[str]], Turn]]:
     ours = ["ours", "--strategy", "parameter-server:async"]
     script = "train_worker.py"
     return {
-        "ours": lambda job: run_ours(script, [*ours, *job], everyone, servers=1),
+        "ours": lambda job: run_ours(script, [*ours, *job], everyone, servers=1, survives=True),
         "rpc": lambda job: run_each(script, ["rpc", *job], with_server, loopback()),
         "tensorflow": run_tensorflow,
         "ddp": lambda job: run_each(script, ["ddp", *job], cores.layout(WORKERS, 1), loopback()),

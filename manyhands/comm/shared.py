@@ -4,7 +4,8 @@ A vector from `SharedComm.vector` lies in the host's memory already: every worke
 in place, and writes the sum to all. Any other vector passes in chunks that fit the caches, through a few buffers per
 worker that are used in turn. Each chunk goes through stages: `put` it where the others see it; with many workers,
 `reduce` one's own part of it for everyone; `take` the sum. A worker runs some chunks ahead of the others before it has
-to wait, so a short delay of one does not stop all.
+to wait, so a short delay of one does not stop all. With several hosts it is copied whole: what goes over the network
+goes at once, since every chunk would have to wait for all hosts.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,6 +65,7 @@ class SharedComm(Comm):
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
         self._in_place: list[_Rows] = []
+        self._room: _Rows | None = None  # where vectors from elsewhere are added up, with several hosts
         self._background = Background()
         self._pair = Background()
         self._swapped: Tensor | None = None
@@ -90,7 +92,11 @@ class SharedComm(Comm):
 
     def start_sum(self, vector: Tensor) -> None:
         self.finish_sum()
-        self._claim_buffers()  # by all workers at the same point of their work: not in the thread
+        # By all workers at the same point of their work: not in the thread.
+        if self._between:
+            self._claim_room(vector)
+        else:
+            self._claim_buffers()
         self._background.start(lambda: self._sum(vector))
         self._started = vector
 
@@ -144,6 +150,15 @@ class SharedComm(Comm):
         self._buffers = self._buffers or _Buffers(self._host)
         return self._buffers
 
+    def _claim_room(self, vector: Tensor) -> "_Rows":
+        """Memory in which a vector can be added up; it only grows."""
+        if self._room is None or self._room.mine.nbytes < vector.nbytes:
+            assert isinstance(self._host, Host), "groups of a host have nothing to do with others"
+            if self._room:
+                self._room.give_back()
+            self._room = _Rows(self._host, vector.nbytes, torch.uint8)
+        return self._room
+
     def _sum(self, vector: Tensor) -> None:
         if self.size == 1 or not vector.numel():
             return
@@ -151,6 +166,8 @@ class SharedComm(Comm):
             self._sum_at_once(vector.view(-1))
         elif rows := next((rows for rows in self._in_place if rows.hold(vector)), None):
             self._sum_in_place(rows, vector)
+        elif self._between:
+            self._sum_in_room(vector.view(-1))
         else:
             self._sum_through_buffers(vector)
         telemetry.count("shared_bytes", vector.nbytes)
@@ -179,6 +196,13 @@ class SharedComm(Comm):
                     row[part].copy_(total)
         rows.meet()
 
+    def _sum_in_room(self, vector: Tensor) -> None:
+        room = self._claim_room(vector)
+        copy = room.mine.view(vector.dtype)[: len(vector)]
+        copy.copy_(vector)
+        self._sum_in_place(room, copy)
+        vector.copy_(copy)
+
     def _parts(self, length: int) -> list[tuple[int, slice]]:
         """The lanes that this worker serves, each with its part of a vector."""
         count = self._between.lanes if self._between else self._host.size
@@ -188,10 +212,8 @@ class SharedComm(Comm):
     def _sum_through_buffers(self, vector: Tensor) -> None:
         buffers = self._claim_buffers()
         chunks = vector.view(-1).split(chunk_bytes(self._host.size) // vector.element_size())
-        if self._host.size == 2 and self._between is None:
-            stages = [self._put, self._take_sum]
-        else:
-            stages = [self._put, self._reduce, self._take_result]
+        by_each = self._host.size == 2  # one meeting less, and nothing is added up twice that would be once
+        stages = [self._put, self._take_sum] if by_each else [self._put, self._reduce, self._take_result]
         first = self._done
         for tick in range(len(chunks) + AHEAD * (len(stages) - 1)):
             for lag, stage in enumerate(stages):
@@ -211,14 +233,11 @@ class SharedComm(Comm):
         buffers.taken.publish(number + 1)
 
     def _reduce(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
-        """Each worker adds up its lanes' parts of the chunk, exchanges them between hosts and shows the result."""
+        """Each worker adds up its part of the chunk, and shows the result."""
         buffers.filled.wait(number + 1)
         *parts, result = buffers.views(number, chunk)
-        for lane, piece in self._parts(chunk.numel()):
-            total = result[piece]
-            _add_up([part[piece] for part in parts], total)
-            if self._between and total.numel():
-                self._between.sum_lane(total, lane)
+        for _, piece in self._parts(chunk.numel()):
+            _add_up([part[piece] for part in parts], result[piece])
         buffers.reduced.publish(number + 1)
 
     def _take_result(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
@@ -228,10 +247,7 @@ class SharedComm(Comm):
 
 
 def _add_up(parts: Sequence[Tensor], into: Tensor) -> None:
-    """The sum in the given order; a host of several may have a single worker."""
-    if len(parts) == 1:
-        into.copy_(parts[0])
-        return
+    """The sum in the given order."""
     torch.add(parts[0], parts[1], out=into)
     for part in parts[2:]:
         into.add_(part)

@@ -26,6 +26,7 @@ OPTIONS = {
     "collectives": ["--processes", "2"],
     "memory": ["--workers", "1"],
     "startup": ["--workers", "1"],
+    "saving": [],
     "strategies-servers": ["servers", "--jobs", "small-mlp", "--contenders", "ours", "rpc"],
     "strategies-traffic": ["traffic", "--cases", "ring"],
     "strategies-hiding": ["hiding"],
@@ -110,6 +111,15 @@ def test_startup(results: Results) -> None:
     found = results("startup")
     assert_ratios(found["ratios"], ["manyhands launch ÷ torchrun, DDP"])
     assert all(seconds[0] > 0 for seconds in found["seconds"].values())
+
+
+def test_saving(results: Results) -> None:
+    found = results("saving")
+    stops = "a save of ours stops training"
+    assert_ratios(
+        found["ratios"], [f"{stops} ÷ a copy of the state into memory", f"{stops} ÷ torch.save, and the disk"]
+    )
+    assert len(found["seconds"]["meanwhile_s"]) == 2, "training goes on while a checkpoint is written"
 
 
 def test_servers(results: Results) -> None:
