@@ -78,8 +78,8 @@ def peak(contender: str, launcher: Launcher, options: list[str]) -> dict[str, An
     workers = run_launched(
         launcher, "train_worker.py", [contender, *options], watch=samples.take, every_s=EVERY_S
     )
-    start = min(worker["started_at"] for worker in workers)
-    end = max(worker["ended_at"] for worker in workers)
+    start = min(worker["at"][0] for worker in workers)
+    end = max(worker["at"][-1] for worker in workers)
     return {**samples.peaks(start, end), "steps": len(workers[0]["step_s"])}
 
 

@@ -6,25 +6,27 @@ All have the same cores, not pinned: three or four processes share them as the k
 import argparse
 import json
 import math
+import os
 import statistics
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from common import RATIO_HEADER, interleave, ratio, say, table
+from common import RATIO_HEADER, ratio, say, table
 from jobs import JOBS
 from processes import HERE, free_ports, loopback, run_commands, run_each, run_ours
+from turns import Start, Turn, in_turns
 
 from manyhands.cluster import cores
 from manyhands.cluster.cores import Layout
 
 WORKERS = 2
 BATCH = 32
+WARM_UP = 3  # steps
 TENSORFLOW = HERE.parent / ".peers" / "bin" / "python"
 
 TITLES = {
     "ours": "ours, parameter-server:async",
     "rpc": "torch RPC server",
+    "rpc-as-taught": "torch RPC server, as many threads as PyTorch takes",
     "tensorflow": "TensorFlow ParameterServerStrategy",
     "ddp": "DDP (Gloo)",
 }
@@ -36,8 +38,6 @@ TARGETS = {
 }
 DEFAULT_JOBS = ["mlp", "vgg16", "alexnet"]
 
-Turn = list[dict[str, Any]]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=DEFAULT_JOBS, metavar="JOB")
@@ -45,25 +45,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contenders", nargs="+", choices=TITLES, default=list(TITLES), metavar="C", help=", ".join(TITLES)
     )
     parser.add_argument(
-        "--steps", type=int, default=15, help="timed steps of each worker per turn (default 15)"
+        "--steps", type=int, default=8, help="timed steps of each worker per turn (default 8)"
     )
-    parser.add_argument("--warm-up", type=int, default=4, help="steps before those (default 4)")
 
 
-def runners() -> dict[str, Callable[[list[str]], Turn]]:
+def runners(job: list[str]) -> dict[str, tuple[Start, int]]:
+    """How each contender is started, and how many of its processes take turns."""
     everyone = Layout(cores=((),) * WORKERS, threads=1, server_cores=((),))
     with_server = Layout(cores=((),) * (WORKERS + 1), threads=1)
+    as_taught = Layout(cores=((),) * (WORKERS + 1), threads=len(os.sched_getaffinity(0)))
     ours = ["ours", "--strategy", "parameter-server:async"]
     script = "train_worker.py"
     return {
-        "ours": lambda job: run_ours(script, [*ours, *job], everyone, servers=1, survives=True),
-        "rpc": lambda job: run_each(script, ["rpc", *job], with_server, loopback()),
-        "tensorflow": run_tensorflow,
-        "ddp": lambda job: run_each(script, ["ddp", *job], cores.layout(WORKERS, 1), loopback()),
+        "ours": (
+            lambda more: run_ours(script, [*ours, *job, *more], everyone, servers=1, survives=True),
+            WORKERS,
+        ),
+        "rpc": (lambda more: run_each(script, ["rpc", *job, *more], with_server, loopback()), WORKERS),
+        "rpc-as-taught": (
+            lambda more: run_each(script, ["rpc", *job, *more], as_taught, loopback()),
+            WORKERS,
+        ),
+        "tensorflow": (lambda more: run_tensorflow([*job, *more]), 1),
+        "ddp": (
+            lambda more: run_each(script, ["ddp", *job, *more], cores.layout(WORKERS, 1), loopback()),
+            WORKERS,
+        ),
     }
 
 
-def run_tensorflow(job: list[str]) -> Turn:
+def run_tensorflow(job: list[str]) -> object:
     """A coordinator, a server and two workers, which are servers too and end when the coordinator has."""
     ports = iter(free_ports(WORKERS + 2))
     roles = [("worker", WORKERS), ("ps", 1), ("chief", 1)]
@@ -83,10 +94,7 @@ def samples_per_second(turn: Turn) -> float:
     losses = [value for process in turn for value in process["losses"]]
     if not losses or not all(map(math.isfinite, losses)):
         raise SystemExit(f"a loss is not a finite number: {losses}")
-    if "step_s" in turn[0]:
-        return float(sum(worker["batch"] / statistics.mean(worker["step_s"]) for worker in turn))
-    ends = turn[0]["ended_at"]
-    return float(turn[0]["batch"] * (len(ends) - 1) / (ends[-1] - ends[0]))
+    return float(sum(worker["batch"] / statistics.mean(worker["step_s"]) for worker in turn))
 
 
 def able(contenders: list[str]) -> list[str]:
@@ -101,13 +109,12 @@ def able(contenders: list[str]) -> list[str]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.quick:
-        options.rounds, options.steps, options.warm_up = 1, 2, 1
+        options.rounds, options.steps = 1, 2
     contenders = able(options.contenders)
     results = {}
     for name in options.jobs:
-        job = ["--job", name, "--steps", str(options.steps), "--warm-up", str(options.warm_up)]
-        started = {who: partial(start, job) for who, start in runners().items() if who in contenders}
-        raw = interleave(started, options.rounds, name)
+        started = {who: how for who, how in runners(["--job", name]).items() if who in contenders}
+        raw = in_turns(started, name, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP)
         rates = {who: [samples_per_second(turn) for turn in turns] for who, turns in raw.items()}
         speeds = [
             [TITLES[who], f"{statistics.median(each):.1f}", f"{min(each):.1f}–{max(each):.1f}"]

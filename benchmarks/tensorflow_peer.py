@@ -3,17 +3,19 @@
 Runs in an environment of its own (`make peers`), and so imports nothing of ours. Written with plain operations: the
 momentum update is the one that TensorFlow has an operation for, placed with its variable on the server.
 
-python tensorflow_peer.py ROLE INDEX --cluster '{"worker": [...], ...}' --job mlp --steps 20 --folder DIR
+python tensorflow_peer.py ROLE INDEX --cluster '{"worker": [...], ...}' --job mlp --baton SOCKET
 """
 
 import argparse
 import json
 import os
-from pathlib import Path
+import time
+from itertools import pairwise
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
+from turns import follow
 
 CLASSES = 10
 BATCHES = 4
@@ -119,16 +121,21 @@ def coordinate(options, resolver):
             return tf.identity(loss), tf.timestamp()
 
     iterator = iter(coordinator.create_per_worker_dataset(batches))
-    for count in (options.warm_up, options.steps):
+
+    def run(count):
+        """So many steps of each worker, whoever makes them; what is told are the steps of all together."""
+        begin = time.time()
         results = [coordinator.schedule(step, (iterator,)) for _ in range(options.workers * count)]
         coordinator.join()
-    found = sorted((float(at), float(loss)) for loss, at in coordinator.fetch(results))
-    result = {
-        "batch": options.batch,
-        "ended_at": [at for at, _ in found],
-        "losses": [loss for _, loss in found],
-    }
-    (options.folder / "rank-0.json").write_text(json.dumps(result))
+        found = sorted((float(at), float(loss)) for loss, at in coordinator.fetch(results))
+        ends = [begin, *(at for at, _ in found[options.workers - 1 :: options.workers])]
+        return {
+            "batch": options.batch * options.workers,
+            "step_s": [end - start for start, end in pairwise(ends)],
+            "losses": [loss for _, loss in found],
+        }
+
+    follow(options.baton, 0, run)
 
 
 def main():
@@ -137,9 +144,7 @@ def main():
     parser.add_argument("index", type=int)
     parser.add_argument("--cluster", type=json.loads, required=True)
     parser.add_argument("--job", choices=SHAPES, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--warm-up", type=int, required=True)
+    parser.add_argument("--baton", required=True)
     parser.add_argument("--batch", type=int, default=32)
     options = parser.parse_args()
     options.workers = len(options.cluster["worker"])

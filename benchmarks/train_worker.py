@@ -13,6 +13,7 @@ from jobs import JOBS, build, loss, make_batches
 from processes import leave_result
 from torch import nn
 from torch.optim import Optimizer
+from turns import follow
 
 Step = Callable[[Any], float]
 
@@ -70,8 +71,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--job", choices=JOBS, required=True)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--warm-up", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1, help="where it has no turns")
+    parser.add_argument("--baton", help="where it hears that it is its turn")
     parser.add_argument("--keep-memory", action="store_true")
     options = parser.parse_args()
     if options.keep_memory:
@@ -85,32 +86,26 @@ def main() -> None:
     else:
         rank, step = PEERS[options.contender](model, optimizer)
     batches = make_batches(job, options.batch, rank)
-    ends: list[float] = []
     losses: list[float] = []
 
-    def run(steps: int) -> None:
+    def run(steps: int) -> dict[str, Any]:
+        ends: list[float] = [time.monotonic()]  # the same clock in all processes
+        processor_s = time.process_time()
         for _ in range(steps):
             losses.append(step(batches[len(losses) % len(batches)]))
-            ends.append(time.monotonic())  # the same clock in all processes
-
-    run(options.warm_up)
-    if options.contender == "plain":
-        _meet(options.folder, rank)
-    start = time.monotonic()
-    run(options.steps)
-    timed = [start, *ends[options.warm_up :]]
-    leave_result(
-        options.folder,
-        rank,
-        {
+            ends.append(time.monotonic())
+        return {
             "batch": options.batch,
-            "step_s": [end - begin for begin, end in pairwise(timed)],
-            "losses": losses,
-            "started_at": start,
-            "first_step_at": ends[0],
-            "ended_at": ends[-1],
-        },
-    )
+            "step_s": [end - begin for begin, end in pairwise(ends)],
+            "losses": losses[-steps:],
+            "processor_s": time.process_time() - processor_s,
+            "at": ends,  # the start, and the end of every step
+        }
+
+    if options.baton:
+        follow(options.baton, rank, run)
+    else:
+        leave_result(options.folder, rank, run(options.steps))
     if options.contender == "ddp":
         # Taking DDP's Gloo group down can wait for ever: it joins a thread that needs the interpreter's lock.
         os._exit(0)
@@ -118,13 +113,6 @@ def main() -> None:
         import torch.distributed.rpc
 
         torch.distributed.rpc.shutdown()
-
-
-def _meet(folder: Path, rank: int) -> None:
-    """Processes that do not communicate time their steps at the same time all the same."""
-    (folder / f"ready-{rank}").touch()
-    while len(list(folder.glob("ready-*"))) < int(os.environ["WORLD_SIZE"]):
-        time.sleep(0.001)
 
 
 if __name__ == "__main__":

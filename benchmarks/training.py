@@ -6,17 +6,19 @@ python benchmarks/training.py --jobs mlp resnet50 --contenders ours ddp
 
 import math
 import statistics
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from common import RATIO_HEADER, Ratio, arguments, interleave, ratio, say, table, write
+from common import RATIO_HEADER, Ratio, arguments, ratio, say, table, write
 from jobs import JOBS, Job
 from processes import loopback, run_each, run_ours
+from turns import Start, in_turns
 
 from manyhands.cluster import cores
+from manyhands.cluster.cores import Layout
 
+SCRIPT = "train_worker.py"
 BATCH = 32
+WARM_UP = 3  # steps
 OURS = ("ours", "ours-alone")
 WITHIN = 0.98  # one worker of ours beside plain PyTorch
 
@@ -31,40 +33,48 @@ TITLES = {
     "plain-alone": "plain PyTorch, 1 thread",
 }
 
-Runner = Callable[[list[str]], list[dict[str, Any]]]
 
-
-def runners(keep_memory: bool) -> dict[str, Runner]:
-    """How each contender is started, given the options of the job."""
+def runners(job: list[str], keep_memory: bool = False) -> dict[str, tuple[Start, int]]:
+    """How each contender is started, and how many workers it has."""
     pair, alone, wide = cores.layout(2, 1), cores.layout(1, 1), cores.layout(1, 2)
-    script = "train_worker.py"
-    peers = ["--keep-memory"] if keep_memory else []
+    peers = [*job, "--keep-memory"] if keep_memory else job
+
+    def ours(layout: Layout, *, survives: bool = False) -> tuple[Start, int]:
+        def start(more: list[str]) -> object:
+            return run_ours(SCRIPT, ["ours", *job, *more], layout, survives=survives)
+
+        return start, len(layout.cores)
+
+    def theirs(kind: str, layout: Layout, batch: int = BATCH) -> tuple[Start, int]:
+        def start(more: list[str]) -> object:
+            return run_each(SCRIPT, [kind, "--batch", str(batch), *peers, *more], layout, loopback())
+
+        return start, len(layout.cores)
+
     return {
-        "ours": lambda job: run_ours(script, ["ours", *job], pair, survives=True),
-        "ours-mortal": lambda job: run_ours(script, ["ours", *job], pair),
-        "ddp": lambda job: run_each(script, ["ddp", *peers, *job], pair, loopback()),
-        "unconnected": lambda job: run_each(script, ["plain", *peers, *job], pair, {}),
-        "two-threads": lambda job: run_each(
-            script, ["plain", *peers, *job, "--batch", str(2 * BATCH)], wide, {}
-        ),
-        "ours-alone": lambda job: run_ours(script, ["ours", *job], alone),
-        "plain-alone": lambda job: run_each(script, ["plain", *peers, *job], alone, {}),
+        "ours": ours(pair, survives=True),
+        "ours-mortal": ours(pair),
+        "ddp": theirs("ddp", pair),
+        "unconnected": theirs("plain", pair),
+        "two-threads": theirs("plain", wide, 2 * BATCH),
+        "ours-alone": ours(alone),
+        "plain-alone": theirs("plain", alone),
     }
 
 
 def samples_per_second(workers: list[dict[str, Any]]) -> float:
-    """Over all processes of a contender, each at its median step."""
+    """Over all processes of a contender."""
     losses = [value for worker in workers for value in worker["losses"]]
     if not losses or not all(map(math.isfinite, losses)):
         raise SystemExit(f"a loss is not a finite number: {losses}")
-    return float(sum(worker["batch"] / statistics.median(worker["step_s"]) for worker in workers))
+    return float(sum(worker["batch"] / statistics.mean(worker["step_s"]) for worker in workers))
 
 
 def in_step(pair: list[dict[str, Any]]) -> float:
     """What two unconnected processes would make if a step took both as long as the slower one, and nothing else
     changed: what is left, of the same compute, by waiting for each other on a machine as uneven as this."""
     slower_s = [max(each) for each in zip(*(worker["step_s"] for worker in pair), strict=True)]
-    return float(sum(worker["batch"] for worker in pair) / statistics.median(slower_s))
+    return float(sum(worker["batch"] for worker in pair) / statistics.mean(slower_s))
 
 
 def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
@@ -84,12 +94,12 @@ def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
 
 
 def main() -> None:
-    parser = arguments("Samples per second of ours, DDP and plain PyTorch, taking turns.")
+    parser = arguments("Samples per second of ours, DDP and plain PyTorch, taking turns.", rounds=9)
     wanted = [name for name, job in JOBS.items() if job.targets]
     parser.add_argument(
         "--jobs", nargs="+", choices=JOBS, default=wanted, metavar="JOB", help=", ".join(JOBS)
     )
-    contenders = list(runners(False))
+    contenders = list(runners([]))
     parser.add_argument(
         "--contenders",
         nargs="+",
@@ -98,25 +108,23 @@ def main() -> None:
         metavar="C",
         help=", ".join(contenders),
     )
-    parser.add_argument("--steps", type=int, default=10, help="timed steps per turn (default 10)")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps before those (default 3)")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps per turn (default 4)")
     parser.add_argument(
         "--keep-memory", action="store_true", help="let the others keep freed memory too, as our workers do"
     )
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.steps, options.warm_up = 1, 2, 1
+        options.rounds, options.steps = 1, 2
     say(cores.text(cores.layout(2, 1)))
     results = {}
     for name in options.jobs:
         job = JOBS[name]
-        settings = ["--job", name, "--steps", str(options.steps), "--warm-up", str(options.warm_up)]
         started = {
-            contender: partial(runner, settings)
-            for contender, runner in runners(options.keep_memory).items()
+            contender: how
+            for contender, how in runners(["--job", name], options.keep_memory).items()
             if contender in options.contenders
         }
-        raw = interleave(started, options.rounds, name)
+        raw = in_turns(started, name, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP)
         rates = {contender: [samples_per_second(turn) for turn in turns] for contender, turns in raw.items()}
         if "unconnected" in raw:
             rates["in-step"] = [in_step(turn) for turn in raw["unconnected"]]
