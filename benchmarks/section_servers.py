@@ -29,6 +29,7 @@ TITLES = {
     "rpc-as-taught": "torch RPC server, as many threads as PyTorch takes",
     "tensorflow": "TensorFlow ParameterServerStrategy",
     "ddp": "DDP (Gloo)",
+    "unconnected": "no communication",
 }
 TARGETS = {
     ("rpc", "mlp"): 3.0,
@@ -69,6 +70,10 @@ def runners(job: list[str]) -> dict[str, tuple[Start, int]]:
         "tensorflow": (lambda more: run_tensorflow([*job, *more]), 1),
         "ddp": (
             lambda more: run_each(script, ["ddp", *job, *more], cores.layout(WORKERS, 1), loopback()),
+            WORKERS,
+        ),
+        "unconnected": (
+            lambda more: run_each(script, ["plain", *job, *more], cores.layout(WORKERS, 1), {}),
             WORKERS,
         ),
     }

@@ -121,17 +121,17 @@ class Factors:
         return into
 
 
-Take = Callable[[int, Tensor, Tensor], bool]
+Make = Callable[[int, Tensor, Tensor], Tensor | None]
 
 
 class LinearLayers(TorchFunctionMode):
-    """While it is active, `take(index, inputs, outputs)` is offered the factors of the gradients of some weights;
-    where it declines, the weight gets its gradient as usual."""
+    """While it is active, `make(index, inputs, outputs)` makes the gradients of some weights of their factors; with
+    None it keeps the factors, and the weight gets nothing."""
 
-    def __init__(self, weights: Mapping[int, int], take: Take) -> None:
+    def __init__(self, weights: Mapping[int, int], make: Make) -> None:
         super().__init__()
         self._weights = weights  # index by id
-        self._take = take
+        self._make = make
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -140,7 +140,7 @@ class LinearLayers(TorchFunctionMode):
             inputs, weight, bias = _operands(*args, **(kwargs or {}))
             index = self._weights.get(id(weight))
             if index is not None:
-                return _Linear.apply(inputs, weight, bias, partial(self._take, index))  # type: ignore[no-untyped-call]
+                return _Linear.apply(inputs, weight, bias, partial(self._make, index))  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
@@ -164,14 +164,14 @@ def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool
 
 
 class _Linear(torch.autograd.Function):
-    """`functional.linear`, whose backward pass offers the factors of the weight's gradient to someone."""
+    """`functional.linear`, whose backward pass lets another make the weight's gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, take: Callable[..., bool]
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, make: Callable[..., Tensor | None]
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.take = take
+        ctx.make = make
         return functional.linear(inputs, weight, bias)
 
     @staticmethod
@@ -181,6 +181,6 @@ class _Linear(torch.autograd.Function):
         towards_inputs = grad @ weight if ctx.needs_input_grad[0] else None
         outputs = grad.reshape(-1, weight.shape[0])
         rows = inputs.reshape(-1, weight.shape[1])
-        towards_weight = None if ctx.take(rows, outputs) else outputs.t() @ rows
+        towards_weight = ctx.make(rows, outputs)
         towards_bias = outputs.sum(0) if ctx.needs_input_grad[2] else None
         return towards_inputs, towards_weight, towards_bias, None

@@ -57,6 +57,10 @@ class Gradients:
         self._owned = [span for span in layout.spans if owners[span.index] == self._index]
         self._kept_limit = KEPT_BYTES // self._workers
         self._private: list[Tensor | None] = [None] * len(layout.places)
+        self.write_after: OnReady | None = (
+            None  # called before this worker's gradients of a span go to `total`
+        )
+        self._given: set[int] = set()  # parameters whose gradient is made in `total` itself in this step
         # By parameter: for each turn before the owner's, the pieces that are this worker's to add in it.
         self._turns: list[list[list[Piece]]] = [[[] for _ in range(self._workers - 1)] for _ in layout.places]
         self._own: list[dict[int, Piece]] = [{} for _ in layout.places]  # by span, where this worker is owner
@@ -78,6 +82,7 @@ class Gradients:
     def begin(self, on_ready: OnReady | None) -> None:
         """A new step; `on_ready` is told of each owned span as soon as it is complete, in their order."""
         self.arrived[:] = bytes(len(self.arrived))
+        self._given.clear()
         self._on_ready = on_ready
         if self.factors:
             # Spans that leave before the others' backward passes have ended are added up as they come.
@@ -98,6 +103,16 @@ class Gradients:
         assert self.factors is not None
         self.factors.add(index, inputs, outputs)
         return True
+
+    def room(self, index: int) -> Tensor | None:
+        """Where autograd may make a parameter's gradient, so that nobody has to copy it there; once in a step."""
+        if index in self._given:
+            return None
+        self._given.add(index)
+        for number in self._own[index]:
+            self._await(number)
+        place = self._layout.places[index]
+        return self.total[place.start : place.stop].view(place.shape)
 
     def arrive(self, index: int, grad: Tensor | None) -> None:
         """A parameter's gradient is there, and will not change any more; takes possession of it.
@@ -321,7 +336,12 @@ class Gradients:
             if span.index == self._last_own[index]:
                 self._drop(index)
 
+    def _await(self, span: int) -> None:
+        if self.write_after:
+            self.write_after(self._layout.spans[span])
+
     def _add_last(self, index: int, span: int) -> None:
+        self._await(span)
         grad = self._private[index]
         into, start, stop = self._own[index][span]
         if self._tables and span in self._tables:
@@ -329,7 +349,7 @@ class Gradients:
         elif self._workers == 1:
             if grad is None:
                 into.zero_()
-            else:
+            elif grad.data_ptr() + start * grad.element_size() != into.data_ptr():  # else it was made there
                 into.copy_(grad[start:stop])
         elif grad is not None:
             into.add_(grad[start:stop])

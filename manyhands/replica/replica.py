@@ -126,6 +126,7 @@ class Replica:
         # Flat order is last parameter first.
         self._names.reverse()
         self.parameters.reverse()
+        self._large = self._large_weights(model)
         self._memory_from = host.arena.used if host else 0
         self._claim_memory(dtype, exact=exact)
         self._move_in()
@@ -143,6 +144,17 @@ class Replica:
         self.part.bind(self.deliver)
 
     # Setting up
+
+    def _large_weights(self, model: nn.Module) -> list[int]:
+        """Weights of linear layers whose gradients servers want in one piece of memory: they are made there."""
+        if not self.lent or self._workers > 1 or self.part.spread:
+            return []
+        ids = linear_weights(model)
+        return [
+            index
+            for index, param in enumerate(self.parameters)
+            if id(param) in ids and param.nbytes >= SPAN_BYTES and param.is_contiguous()
+        ]
 
     def _claim_memory(self, dtype: torch.dtype, *, exact: bool) -> None:
         lent = self.lent
@@ -251,6 +263,10 @@ class Replica:
             for param, view in zip([*self.parameters, *others], views, strict=True):
                 param.data = view
 
+    def write_after(self, wait: OnReady) -> None:
+        """Call `wait` before gradients of a span are written: those of the last step may still be read."""
+        self._gradients.write_after = wait
+
     @property
     def arrived(self) -> Sequence[int]:
         """Per parameter, whether it has got a gradient in this step."""
@@ -307,20 +323,21 @@ class Replica:
         return value / count if count else float("nan")
 
     def _watched(self) -> AbstractContextManager[object]:
-        """While the gradients of large linear layers are taken as factors."""
+        """While the gradients of large linear layers are taken as factors, or made where they are wanted."""
         factors = self._gradients.factors
-        if factors is None:
+        layers = factors.layers if factors else self._large
+        if not layers:
             return nullcontext()
-        weights = {id(self.parameters[index]): index for index in factors.layers}
-        return LinearLayers(weights, self._offer)
+        return LinearLayers({id(self.parameters[index]): index for index in layers}, self._make)
 
-    def _offer(self, index: int, inputs: Tensor, outputs: Tensor) -> bool:
+    def _make(self, index: int, inputs: Tensor, outputs: Tensor) -> Tensor | None:
         """Called by autograd in place of making a large gradient; the user's own passes get theirs as usual."""
-        if not self._passes_back or not self._gradients.offer(index, inputs, outputs):
-            return False
-        if self._last_part:
-            self._gradients.arrive(index, None)
-        return True
+        if self._passes_back and self._gradients.offer(index, inputs, outputs):
+            if self._last_part:
+                self._gradients.arrive(index, None)
+            return None
+        room = self._gradients.room(index) if self._passes_back and not self.takes_factors else None
+        return outputs.t() @ inputs if room is None else torch.mm(outputs.t(), inputs, out=room)
 
     def _begin(self, on_ready: OnReady | None) -> None:
         self._gradients.begin(on_ready)

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -114,6 +113,7 @@ class Servers:
         self._clip_norm = clip_norm
         self._versions = versions.numpy() if versions is not None else None
         self._last_span = {group.spans[-1].index: group for group in groups}
+        self._group_of = {span.index: group for group in groups for span in group.spans}
         self._numbers = itertools.count(1)
         self._steps = 0  # since all workers last paused
         self._pushed: set[int] = set()  # the servers to which something was pushed in this step
@@ -163,6 +163,7 @@ class Servers:
         self._outgoing = Outgoing(self.grads, replica.tables)
         self._given = replica.arrived
         self._settings = named_numbers(replica.optimizer)
+        replica.write_after(self._free)
 
     # One step
 
@@ -207,18 +208,19 @@ class Servers:
         as_table(home, group.table)[numbers] = rows
 
     def held(self, share: Share) -> Share:
-        """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
+        """The share of a step that is to be pushed."""
         self._samples = share.samples
         self._given = self._replica.arrived
         self._settings = named_numbers(self._replica.optimizer)
+        return share
 
-        def total() -> float:
-            self.settle()  # gradients of this step go where those of the last one were
-            return share.total()
+    def _free(self, span: Span) -> None:
+        """Before gradients of a span are written where those of the last step were: wait until these are applied.
 
-        if not self._samples:
-            self.settle()
-        return replace(share, total=total)
+        Servers apply groups in the order in which they come, and the next backward pass begins where the last one
+        did. So it need not wait for the end of the queue.
+        """
+        self._await(self._group_of[span.index])
 
     def push(self, span: Span) -> None:
         """Send a span's gradients: for `on_ready` of a backward pass. They leave when their group is complete."""
@@ -281,6 +283,7 @@ class Servers:
         if self._notes:
             key = round_key(self._generation, self.rounds + 1)
             self._notes.push(self.worker, group, round_key=key, samples=samples, missing=missing)
+        self._await(group)  # an answer says only which group it is about
         self._unanswered.add(group.index)
         self._lines[group.server].send(encode(push), vector)
         self._pushed.add(group.server)
@@ -405,13 +408,17 @@ class Servers:
 
     def settle(self) -> None:
         """Return when the servers have applied all that this worker has pushed."""
-        if self._unanswered:
+        for index in sorted(self._unanswered):
+            self._await(self.groups[index])
+
+    def _await(self, group: Group) -> None:
+        """Return when what this worker has pushed of a group is applied."""
+        if group.index in self._unanswered:
             with telemetry.timed("wait"):
-                for index in sorted(self._unanswered):
-                    while index in self._unanswered:
-                        if self._norms:
-                            self._tell_scale()
-                        self._hear(self._lines[self.groups[index].server])
+                while group.index in self._unanswered:
+                    if self._norms:
+                        self._tell_scale()
+                    self._hear(self._lines[group.server])
 
     # An evaluation of the loss that the workers divide among them, for an optimizer that only one of them runs
 

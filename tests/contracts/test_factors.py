@@ -92,6 +92,7 @@ def _train(
     cut: Callable[[int, int], list[Tensor]] = lambda rank, workers: [torch.arange(SAMPLES)[rank::workers]],
     optimizer: Callable[..., Any] = torch.optim.SGD,
     clip_norm: float | None = None,
+    servers: int = 0,
 ) -> list[Tensor]:
     """The parameters after some steps; `cut` gives the samples of each batch of a worker."""
     generator = torch.Generator().manual_seed(3)
@@ -102,16 +103,21 @@ def _train(
         model = copy.deepcopy(net)
         settings = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
         session = Session(
-            model, optimizer(model.parameters(), lr=0.01, **settings), _loss, world=world, clip_norm=clip_norm
+            model,
+            optimizer(model.parameters(), lr=0.01, **settings),
+            _loss,
+            world=world,
+            strategy="parameter-server" if servers else "all-reduce",
+            clip_norm=clip_norm,
         )
         for step in range(STEPS):
             session.step(*((inputs[step, part], targets[step, part]) for part in cut(world.rank, world.size)))
-        assert session.replica.takes_factors == (workers > 1 and clip_norm is None)
+        assert session.replica.takes_factors == (workers > 1 and clip_norm is None and not servers)
         result = [param.detach().clone() for param in model.parameters()]
         session.close()
         return result
 
-    results = in_threads(workers, work)
+    results = in_threads(workers, work, servers=servers)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     first: list[Tensor] = results[0]
@@ -173,3 +179,43 @@ def test_the_same_run_gives_the_same_bits() -> None:
     torch.manual_seed(1)
     for net in (Net(), Long()):
         assert all(torch.equal(a, b) for a, b in zip(_train(net, 3), _train(net, 3), strict=True))
+
+
+@pytest.mark.parametrize("net", NETS, indirect=True)
+def test_what_servers_get_equals_one_process(net: Net) -> None:
+    _assert_close(_train(net, 2, servers=1), _train(net, 1))
+
+
+def test_what_servers_get_is_accumulated(net: Net) -> None:
+    def cut(rank: int, workers: int) -> list[Tensor]:
+        return list(torch.arange(SAMPLES)[rank::workers].split(7))
+
+    _assert_close(_train(net, 2, cut=cut, servers=2), _train(net, 1))
+
+
+def test_gradients_for_servers_are_made_where_servers_read_them(net: Net) -> None:
+    def work(world: World) -> bool:
+        model = copy.deepcopy(net)
+        session = Session(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            _loss,
+            world=world,
+            strategy="parameter-server",
+        )
+        replica, weight = session.replica, model.first.weight
+        assert replica.lent is not None
+        memory = replica.lent.grads
+        found: list[bool] = []
+
+        def look(param: Tensor) -> None:
+            assert param.grad is not None
+            start = param.grad.data_ptr() - memory.data_ptr()
+            found.append(0 <= start < memory.nbytes)
+
+        weight.register_post_accumulate_grad_hook(look)
+        session.step((torch.randn(SAMPLES, FEATURES), torch.zeros(SAMPLES, dtype=torch.long)))
+        session.close()
+        return found == [True]
+
+    assert in_threads(1, work, servers=1) == [True]

@@ -147,6 +147,7 @@ def running(
             optimizer=optimizer,
             layout=scheme.layout,
             tables=None,
+            write_after=lambda wait: None,
         )
         found[rank].bind(replica)
 
