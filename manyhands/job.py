@@ -58,10 +58,8 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     samples, model = load(plan)
     model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
-    batches_per_epoch = rounds(len(samples.train), plan.batch * plan.mesh().feeds)
-    steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
-    total = plan.train.total_steps(steps_per_epoch)
-    scheduler = scheduled(optimizer, plan.train, total, steps_per_epoch)
+    steps_per_epoch = _steps(plan, len(samples.train))
+    scheduler = scheduled(optimizer, plan.train, plan.train.total_steps(steps_per_epoch), steps_per_epoch)
     session = mh.session(
         model,
         optimizer,
@@ -80,10 +78,18 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         say(why)
     # Workers draw different dropout masks, unless they compute the same; a resumed run takes the saved states instead.
     torch.manual_seed((plan.train.seed + 1 + session.placing.feed) % 2**63)
+    if resume and session.resume() is None:
+        raise UsageError("there is no checkpoint to resume from in this run; start it without --resume")
+    left = _steps_left(session, plan, len(samples.train))
+    if resume and not left:
+        session.warn("all of the plan is done already; ask for more with --epochs or --steps")
+    if resume and scheduler is not None and not session.takeovers:  # else it is where the others have it
+        _go_on(scheduler, plan.train.total_steps(steps_per_epoch) - left)
+    total = session.steps + left
     telemetry.event(
         "start",
         total_steps=total,
-        epochs=-(-total // steps_per_epoch),
+        epochs=session.epoch - (-left // steps_per_epoch),
         workers=session.world.size,
         batch=plan.batch,
         model=plan.model,
@@ -91,17 +97,15 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         strategy=plan.strategy,
         placement=plan.placement,
     )
-    if resume:
-        _resume(session, scheduler)
     if session.out and session.world.rank == 0:
         plan.write(session.out / "plan.json")
-    while session.steps < total:
-        _epoch(session, plan, samples, total)
+    while not plan.train.is_over(steps=session.steps, epochs=session.epoch):
+        _epoch(session, plan, samples)
         result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
         if say:
             quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
             speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
-            say(f"step {session.steps}/{total}  {quality}  {speed}")
+            say(f"step {session.steps}/{max(total, session.steps)}  {quality}  {speed}")
     if not session.measured:
         session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
     return session
@@ -127,18 +131,27 @@ def _check_device(device: str) -> None:
         torch.cuda.set_device(own_seat().rank % torch.cuda.device_count())
 
 
-def _resume(session: Session, scheduler: LambdaLR | None) -> None:
-    if session.resume() is None:
-        raise UsageError("there is no checkpoint to resume from in this run; start it without --resume")
-    if scheduler is not None:
-        # The plan may be longer than the one that was interrupted: the rate is where this plan has it.
-        scheduler.last_epoch = session.steps
-        groups = scheduler.optimizer.param_groups
-        for group, rate, share in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
-            group["lr"] = rate * share(session.steps)
+def _steps(plan: Plan, samples: int) -> int:
+    """How many steps the workers of the plan need for so many samples."""
+    return -(-rounds(samples, plan.batch * plan.mesh().feeds) // plan.train.accumulate)
 
 
-def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None:
+def _steps_left(session: Session, plan: Plan, length: int) -> int:
+    """To the end of the plan, with its own workers; those who made the steps so far may have been others."""
+    made = session.epoch * _steps(plan, length) + _steps(plan, session.position)
+    return plan.train.steps_left(_steps(plan, length), steps=session.steps, of_epochs=made)
+
+
+def _go_on(scheduler: LambdaLR, made: int) -> None:
+    """The plan may be longer than the one that was interrupted, or have other workers, who need `made` steps to come
+    as far as this: the rate is where this plan has it."""
+    scheduler.last_epoch = made
+    groups = scheduler.optimizer.param_groups
+    for group, rate, share in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = rate * share(made)
+
+
+def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
     """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
     device = plan.cluster.device
     train: Any = samples.train
@@ -151,7 +164,7 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
             continue
         session.step(*waiting)
         waiting.clear()
-        if session.steps >= total and session.position < len(train):
+        if plan.train.is_over(steps=session.steps) and session.position < len(train):
             batches.close()
             break
 

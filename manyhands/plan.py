@@ -50,12 +50,27 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     save_every: str = "epoch"  # or `500 steps`, `10 min`, `never`; and at the end, unless never
     keep: int = KEEP  # checkpoints that remain
 
+    @property
+    def last_epoch(self) -> int | None:
+        """How many epochs to make; None where steps alone say how long."""
+        return DEFAULT_EPOCHS if self.epochs is None and self.steps is None else self.epochs
+
+    def is_over(self, *, steps: int, epochs: int = 0) -> bool:
+        """After so much. Epochs are counted as such: how many steps they take changes with the workers."""
+        return (self.steps is not None and steps >= self.steps) or (
+            self.last_epoch is not None and epochs >= self.last_epoch
+        )
+
     def total_steps(self, steps_per_epoch: int) -> int:
-        """How many steps the whole run takes."""
-        limits = [] if self.steps is None else [self.steps]
-        if self.epochs is not None or self.steps is None:
-            limits.append((self.epochs or DEFAULT_EPOCHS) * steps_per_epoch)
-        return min(limits)
+        """How many steps the whole run takes, if all of it is made by the same workers."""
+        return self.steps_left(steps_per_epoch)
+
+    def steps_left(self, steps_per_epoch: int, *, steps: int = 0, of_epochs: int = 0) -> int:
+        """After so many `steps`; the present workers would have come as far as this with `of_epochs`."""
+        limits = [] if self.steps is None else [self.steps - steps]
+        if self.last_epoch is not None:
+            limits.append(self.last_epoch * steps_per_epoch - of_epochs)
+        return max(0, min(limits))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
