@@ -14,6 +14,7 @@ import msgspec
 from manyhands import fairness, intervals, spec, strategies
 from manyhands import placement as placements
 from manyhands.checkpoint.putting import KEEP
+from manyhands.cluster.addresses import parse_hosts
 from manyhands.errors import UnknownName, UsageError
 
 DEVICES = ("cpu", "cuda")
@@ -26,6 +27,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Who computes."""
 
     workers: int = 2
+    hosts: str | None = None  # `2`, or `2@10.0.0.1`: begin when so many have come, with `workers` on this one
     most_workers: int | None = None  # where more may join; as many as `workers` where not given
     replace: int | None = None  # how many workers that die are replaced; 3 where not given
     servers: int = 0  # processes that own parameters, for the strategies that have them
@@ -100,6 +102,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
         intervals.parse(train.save_every)
+        if self.cluster.hosts is not None:
+            parse_hosts(self.cluster.hosts)
         replace, most = self.cluster.replace, self.cluster.most_workers
         if replace is not None and replace < 0:
             raise UsageError(f"replace={replace}: it must be 0 or more")
