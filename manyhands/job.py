@@ -23,7 +23,7 @@ from manyhands.data.ledger import rounds
 from manyhands.data.loading import gather
 from manyhands.errors import UnknownName, UsageError
 from manyhands.plan import Plan, Train
-from manyhands.sessions import Session, host_count
+from manyhands.sessions import Session, host_count, worker_count
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -46,9 +46,29 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
 
 
+class Share:
+    """Which part of its rate the optimizer gets in a step: warm-up from nothing (Goyal et al. 2017), and a cosine to
+    nothing (Loshchilov & Hutter 2017), where asked for.
+
+    A function of the step alone, unlike torch's own, which go on from the rate that they find. Its numbers are
+    attributes, which `LambdaLR` saves: so a worker that comes later reckons with the same as the first ones.
+    """
+
+    def __init__(self, train: Train, total: int, steps_per_epoch: int) -> None:
+        self.warm_up = round((train.warm_up or 0.0) * steps_per_epoch)
+        self.is_cosine = train.schedule == "cosine"
+        self.total = total
+
+    def __call__(self, step: int) -> float:
+        grown = min((step + 1) / self.warm_up, 1.0) if self.warm_up else 1.0
+        done = min(step, self.total) / self.total
+        return grown * ((1 + math.cos(math.pi * done)) / 2 if self.is_cosine else 1.0)
+
+
 def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None = None) -> Session:
     """Train as the plan says; returns the finished session."""
     plan.check()
+    asked, plan = plan, _with_everyone(plan)
     plan, why = plan.on_fair_terms(host_count())
     assert plan.train.optimizer is not None
     _check_device(plan.cluster.device)
@@ -58,10 +78,9 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     samples, model = load(plan)
     model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
-    batches_per_epoch = rounds(len(samples.train), plan.batch * plan.mesh().feeds)
-    steps_per_epoch = -(-batches_per_epoch // plan.train.accumulate)
-    total = plan.train.total_steps(steps_per_epoch)
-    scheduler = scheduled(optimizer, plan.train, total, steps_per_epoch)
+    steps_per_epoch = _steps(plan, len(samples.train))
+    share = Share(plan.train, plan.train.total_steps(steps_per_epoch), steps_per_epoch)
+    scheduler = scheduled(optimizer, share)
     session = mh.session(
         model,
         optimizer,
@@ -75,15 +94,24 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         placement=plan.placement,
         example=_example(plan, samples),
     )
-    session.plan = msgspec.to_builtins(plan)
-    if say and why:
-        say(why)
+    record = msgspec.structs.replace(plan, cluster=asked.cluster)
+    session.plan = msgspec.to_builtins(record)
+    if why and not session.takeovers and session.world.rank == 0:
+        print(why, file=sys.stderr, flush=True)
     # Workers draw different dropout masks, unless they compute the same; a resumed run takes the saved states instead.
     torch.manual_seed((plan.train.seed + 1 + session.placing.feed) % 2**63)
+    if resume and session.resume() is None:
+        raise UsageError("there is no checkpoint to resume from in this run; start it without --resume")
+    left = _steps_left(session, plan, len(samples.train))
+    if resume and not left:
+        session.warn("all of the plan is done already; ask for more with --epochs or --steps")
+    if resume and scheduler is not None and not session.takeovers:  # else it is where the others have it
+        _go_on(scheduler, Share(plan.train, share.total, steps_per_epoch), share.total - left)
+    total = session.steps + left
     telemetry.event(
         "start",
         total_steps=total,
-        epochs=-(-total // steps_per_epoch),
+        epochs=session.epoch - (-left // steps_per_epoch),
         workers=session.world.size,
         batch=plan.batch,
         model=plan.model,
@@ -91,17 +119,15 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
         strategy=plan.strategy,
         placement=plan.placement,
     )
-    if resume:
-        _resume(session, scheduler)
     if session.out and session.world.rank == 0:
-        plan.write(session.out / "plan.json")
-    while session.steps < total:
-        _epoch(session, plan, samples, total)
+        record.write(session.out / "plan.json")
+    while not plan.train.is_over(steps=session.steps, epochs=session.epoch):
+        _epoch(session, plan, samples)
         result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
         if say:
             quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
             speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
-            say(f"step {session.steps}/{total}  {quality}  {speed}")
+            say(f"step {session.steps}/{max(total, session.steps)}  {quality}  {speed}")
     if not session.measured:
         session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
     return session
@@ -127,18 +153,37 @@ def _check_device(device: str) -> None:
         torch.cuda.set_device(own_seat().rank % torch.cuda.device_count())
 
 
-def _resume(session: Session, scheduler: LambdaLR | None) -> None:
-    if session.resume() is None:
-        raise UsageError("there is no checkpoint to resume from in this run; start it without --resume")
-    if scheduler is not None:
-        # The plan may be longer than the one that was interrupted: the rate is where this plan has it.
-        scheduler.last_epoch = session.steps
-        groups = scheduler.optimizer.param_groups
-        for group, rate, share in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
-            group["lr"] = rate * share(session.steps)
+def _with_everyone(plan: Plan) -> Plan:
+    """The plan with the workers of all hosts, where it names those of one; how many came is known only now."""
+    if plan.cluster.hosts is None:
+        return plan
+    cluster = msgspec.structs.replace(plan.cluster, workers=worker_count(), most_workers=None)
+    plan = msgspec.structs.replace(plan, cluster=cluster)
+    plan.check()
+    return plan
 
 
-def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None:
+def _steps(plan: Plan, samples: int) -> int:
+    """How many steps the workers of the plan need for so many samples."""
+    return -(-rounds(samples, plan.batch * plan.mesh().feeds) // plan.train.accumulate)
+
+
+def _steps_left(session: Session, plan: Plan, length: int) -> int:
+    """To the end of the plan, with its own workers; those who made the steps so far may have been others."""
+    made = session.epoch * _steps(plan, length) + _steps(plan, session.position)
+    return plan.train.steps_left(_steps(plan, length), steps=session.steps, of_epochs=made)
+
+
+def _go_on(scheduler: LambdaLR, share: Share, made: int) -> None:
+    """The plan may be longer than the one that was interrupted, or have other workers, who need `made` steps to come
+    as far as this: the rate is where this plan has it."""
+    scheduler.last_epoch = made
+    scheduler.lr_lambdas = [share] * len(scheduler.base_lrs)
+    for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
+        group["lr"] = rate * share(made)
+
+
+def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
     """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
     device = plan.cluster.device
     train: Any = samples.train
@@ -151,27 +196,14 @@ def _epoch(session: Session, plan: Plan, samples: data.Data, total: int) -> None
             continue
         session.step(*waiting)
         waiting.clear()
-        if session.steps >= total and session.position < len(train):
+        if plan.train.is_over(steps=session.steps) and session.position < len(train):
             batches.close()
             break
 
 
-def scheduled(optimizer: Optimizer, train: Train, total: int, steps_per_epoch: int) -> LambdaLR | None:
-    """Warm-up from nothing (Goyal et al. 2017), and a cosine to nothing (Loshchilov & Hutter 2017), where asked for.
-
-    A function of the step alone, unlike torch's own, which go on from the rate that they find.
-    """
-    warm_up = round((train.warm_up or 0.0) * steps_per_epoch)
-    is_cosine = train.schedule == "cosine"
-    if not warm_up and not is_cosine:
-        return None
-
-    def share(step: int) -> float:
-        grown = min((step + 1) / warm_up, 1.0) if warm_up else 1.0
-        left = (1 + math.cos(math.pi * min(step, total) / total)) / 2 if is_cosine else 1.0
-        return grown * left
-
-    return LambdaLR(optimizer, share)
+def scheduled(optimizer: Optimizer, share: Share) -> LambdaLR | None:
+    """What changes the rate from step to step, if anything does."""
+    return LambdaLR(optimizer, share) if share.warm_up or share.is_cosine else None
 
 
 def make_optimizer(text: str, model: nn.Module) -> Optimizer:

@@ -14,6 +14,7 @@ import msgspec
 from manyhands import fairness, intervals, spec, strategies
 from manyhands import placement as placements
 from manyhands.checkpoint.putting import KEEP
+from manyhands.cluster.addresses import parse_hosts
 from manyhands.errors import UnknownName, UsageError
 
 DEVICES = ("cpu", "cuda")
@@ -26,6 +27,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Who computes."""
 
     workers: int = 2
+    hosts: str | None = None  # `2`, or `2@10.0.0.1`: begin when so many have come, with `workers` on this one
     most_workers: int | None = None  # where more may join; as many as `workers` where not given
     replace: int | None = None  # how many workers that die are replaced; 3 where not given
     servers: int = 0  # processes that own parameters, for the strategies that have them
@@ -50,12 +52,27 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     save_every: str = "epoch"  # or `500 steps`, `10 min`, `never`; and at the end, unless never
     keep: int = KEEP  # checkpoints that remain
 
+    @property
+    def last_epoch(self) -> int | None:
+        """How many epochs to make; None where steps alone say how long."""
+        return DEFAULT_EPOCHS if self.epochs is None and self.steps is None else self.epochs
+
+    def is_over(self, *, steps: int, epochs: int = 0) -> bool:
+        """After so much. Epochs are counted as such: how many steps they take changes with the workers."""
+        return (self.steps is not None and steps >= self.steps) or (
+            self.last_epoch is not None and epochs >= self.last_epoch
+        )
+
     def total_steps(self, steps_per_epoch: int) -> int:
-        """How many steps the whole run takes."""
-        limits = [] if self.steps is None else [self.steps]
-        if self.epochs is not None or self.steps is None:
-            limits.append((self.epochs or DEFAULT_EPOCHS) * steps_per_epoch)
-        return min(limits)
+        """How many steps the whole run takes, if all of it is made by the same workers."""
+        return self.steps_left(steps_per_epoch)
+
+    def steps_left(self, steps_per_epoch: int, *, steps: int = 0, of_epochs: int = 0) -> int:
+        """After so many `steps`; the present workers would have come as far as this with `of_epochs`."""
+        limits = [] if self.steps is None else [self.steps - steps]
+        if self.last_epoch is not None:
+            limits.append(self.last_epoch * steps_per_epoch - of_epochs)
+        return max(0, min(limits))
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +102,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
         intervals.parse(train.save_every)
+        if self.cluster.hosts is not None:
+            parse_hosts(self.cluster.hosts)
         replace, most = self.cluster.replace, self.cluster.most_workers
         if replace is not None and replace < 0:
             raise UsageError(f"replace={replace}: it must be 0 or more")

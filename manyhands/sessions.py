@@ -909,6 +909,11 @@ def host_count() -> int:
     return len(world.neighbours.workers(world.seat))
 
 
+def worker_count() -> int:
+    """How many workers there are in this run."""
+    return _world().seat.workers
+
+
 _sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were made, the same on all workers
 
 

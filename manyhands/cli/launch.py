@@ -11,10 +11,10 @@ from manyhands.cli.running import (
     again_terms,
     check_workers,
     elastic_terms,
-    host_count,
     join_run,
     make_directory,
     new_run,
+    refuse_hosts,
     run_workers,
     with_servers,
     worker_range,
@@ -78,7 +78,6 @@ def add_to(verbs: Any) -> None:
     )
     parser.add_argument(
         "--hosts",
-        type=host_count,
         metavar="N",
         help="begin when N hosts have come, the others by --join; 2@10.0.0.1 says at which address",
     )
@@ -98,10 +97,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
     seat = with_servers(own_seat(), options.servers)
     if seat.launcher != "alone":
-        if options.hosts:
-            raise UsageError(
-                f"--hosts is for runs of our own launcher, and {seat.launcher} has started this one"
-            )
+        refuse_hosts(options.hosts, seat)
         return _join(options, seat)
     workers, most = options.workers or (2, 2)
     if workers < 1:

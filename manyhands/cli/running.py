@@ -16,7 +16,7 @@ from manyhands.cli.again import Again
 from manyhands.cli.progress import Progress
 from manyhands.cluster import coordination, cores, supervisor
 from manyhands.cluster import invite as invites
-from manyhands.cluster.addresses import address_towards, free_port, outward_address
+from manyhands.cluster.addresses import address_towards, meeting_address, parse_hosts
 from manyhands.cluster.control import NUMBERS
 from manyhands.cluster.coordination import Elastic
 from manyhands.cluster.events import Event
@@ -88,6 +88,12 @@ def check_workers(asked: int | None, seat: Seat) -> None:
         )
 
 
+def refuse_hosts(hosts: str | None, seat: Seat) -> None:
+    """Other launchers bring the hosts themselves."""
+    if hosts is not None:
+        raise UsageError(f"--hosts is for runs of our own launcher, and {seat.launcher} has started this one")
+
+
 def with_servers(seat: Seat, asked: int | None) -> Seat:
     """The seat in a world that someone else started, of whose ranks the last `asked` are servers."""
     if asked is None or seat.launcher == "alone":
@@ -101,7 +107,7 @@ def elastic_terms(
     mesh: Mesh,
     most: int,
     replace: int | None,
-    hosts: tuple[int, str] | None = None,
+    hosts: str | None = None,
 ) -> Elastic | None:
     """How the run may change while it goes on; None if it has to end when a worker dies.
 
@@ -120,12 +126,13 @@ def elastic_terms(
                 f"--hosts is for strategies whose workers take every step together and need no servers, and "
                 f"{strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
             )
+        number, place = parse_hosts(hosts)
         return Elastic(
             most=most if most > workers else NUMBERS,
             replace=REPLACE if replace is None else replace,
             stall_s=stall_s,
-            hosts=hosts[0],
-            address=_meeting_address(hosts[1]),
+            hosts=number,
+            address=meeting_address(place),
         )
     is_alone = mesh.replicas == 1 or strategy.rule is not None if mesh.members > 1 else most == 1
     if not strategy.survives or is_alone:
@@ -159,28 +166,6 @@ def worker_range(text: str) -> tuple[int, int]:
     if colon and most < least:
         raise argparse.ArgumentTypeError(f"{text!r}: the second number must not be below the first")
     return least, most
-
-
-def host_count(text: str) -> tuple[int, str]:
-    """`2`, or `2@10.0.0.1` or `2@10.0.0.1:29400` to say at which address and port of this host the others join."""
-    number, _, place = text.partition("@")
-    try:
-        hosts = int(number)
-        int(place.partition(":")[2] or "0")
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a number of hosts nor like 2@10.0.0.1"
-        ) from None
-    if hosts < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: there must be at least 1 host")
-    return hosts, place
-
-
-def _meeting_address(place: str) -> str:
-    """Where the coordinator listens, with what was not said filled in."""
-    address, _, port = place.partition(":")
-    address = address or outward_address()
-    return f"{address}:{port or free_port(address)}"
 
 
 def join_run(address: str, command: list[str], workers: int = 1) -> int:

@@ -22,6 +22,7 @@ from manyhands.cli.running import (
     forget_records,
     make_directory,
     new_run,
+    refuse_hosts,
     run_workers,
     with_servers,
     worker_range,
@@ -29,10 +30,17 @@ from manyhands.cli.running import (
 from manyhands.cluster import compiler, cores
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import Seat, own_seat
-from manyhands.errors import UsageError
+from manyhands.errors import ManyhandsError, UsageError
 from manyhands.plan import Plan
 
-CLUSTER = ("workers", "most_workers", "servers", "threads", "device")  # flags that are words of [cluster]
+CLUSTER = (
+    "workers",
+    "hosts",
+    "most_workers",
+    "servers",
+    "threads",
+    "device",
+)  # flags that are words of [cluster]
 TRAIN = ("batch", "optimizer", "seed", "save_every", "keep")  # flags that are words of [train]
 
 EXAMPLES = f"""\
@@ -45,6 +53,8 @@ examples:
   manyhands train job.toml --epochs 3                    flags override the file
   manyhands train --out runs/a --save-every 10min --keep 5
   manyhands train --out runs/a --resume                  go on where that run stopped, on other --workers if need be
+  manyhands train --hosts 2@10.0.0.1 --out runs/a        on two hosts: this one ...
+  manyhands launch --join runs/a --workers 2             ... and, there, with a copy of runs/a/join.json
   torchrun --nproc-per-node 2 --no-python manyhands train    joins the world of torchrun, mpirun or Slurm
 
 a spec file has the same words:
@@ -88,6 +98,11 @@ def add_to(verbs: Any) -> None:
         type=worker_range,
         metavar="N",
         help="processes that compute gradients (default 2); 2:6 lets others join up to 6",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="N",
+        help="begin when N hosts have come, the others by `launch --join`; 2@10.0.0.1 says at which address",
     )
     parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
@@ -142,11 +157,7 @@ def run(options: argparse.Namespace) -> int:
     if seat.launcher != "alone":
         return _join(plan, seat, options)
     _check_layers(plan)
-    plan, why = plan.on_fair_terms()
-    # Written down: the same threads give the same bits, on a machine with other cores too.
-    cluster = plan.cluster
-    threads = cores.layout(cluster.workers, cluster.threads, cluster.servers).threads
-    plan = msgspec.structs.replace(plan, cluster=msgspec.structs.replace(plan.cluster, threads=threads))
+    plan, why = _settled(plan)
     with new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}") as out:
         if not options.resume:
             forget_records(out)
@@ -165,12 +176,25 @@ def run(options: argparse.Namespace) -> int:
                 plan.mesh(),
                 plan.cluster.most_workers or plan.cluster.workers,
                 plan.cluster.replace,
+                plan.cluster.hosts,
             ),
             again=again_terms(plan.mesh(), command, ["--resume"], plan.cluster.replace),
         )
         if code == 0:
-            _report(json.loads((out / "summary.json").read_text()), out, options)
+            _report(_summary(out), out, options)
     return code
+
+
+def _settled(plan: Plan) -> tuple[Plan, str]:
+    """The plan with what was left to us, and why it is that. Where workers of other hosts come, they settle it
+    together: nobody knows yet how many they are and what cores they have."""
+    cluster = plan.cluster
+    if cluster.hosts is not None:
+        return plan, ""
+    plan, why = plan.on_fair_terms()
+    # Written down: the same threads give the same bits, on a machine with other cores too.
+    threads = cores.layout(cluster.workers, cluster.threads, cluster.servers).threads
+    return msgspec.structs.replace(plan, cluster=msgspec.structs.replace(cluster, threads=threads)), why
 
 
 def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
@@ -189,7 +213,9 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
     if seat.launcher != "alone":
         seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
         check_workers(given.get("workers"), seat)
+        refuse_hosts(options.hosts, seat)
         cluster |= {"workers": seat.workers, "servers": seat.servers, "most_workers": None, "replace": None}
+        cluster["hosts"] = None
     train: dict[str, Any] = {key: given[key] for key in TRAIN if key in given}
     if options.epochs is not None or options.steps is not None:
         # Both say how long: either one given here replaces whatever the file says of both.
@@ -264,6 +290,16 @@ def _fetch(plan: Plan, seat: Seat) -> None:
     with lock, transfers(visible=seat.rank == 0) as progress:
         fcntl.flock(lock, fcntl.LOCK_EX)
         data.load(plan.data, seed=plan.train.seed, fetch=True, progress=progress)
+
+
+def _summary(out: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    except FileNotFoundError:  # all workers that this host began with have died
+        raise ManyhandsError(
+            "the run has ended well, but on another host: its summary and its checkpoints are where worker 0 was"
+        ) from None
+    return found
 
 
 def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespace) -> None:

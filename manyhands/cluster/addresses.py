@@ -1,5 +1,6 @@
 """By which address a host is reached."""
 
+import errno
 import socket
 
 from manyhands.errors import UsageError
@@ -26,12 +27,39 @@ def outward_address() -> str:
         ) from None
 
 
-def free_port(address: str) -> int:
+def parse_hosts(text: str) -> tuple[int, str]:
+    """`2`, or `2@10.0.0.1` or `2@10.0.0.1:29400` to say at which address and port of this host the others join."""
+    number, _, place = text.partition("@")
+    port = place.partition(":")[2]
+    if not number.isdecimal() or not (port or "1").isdecimal() or int(port or "1") >= 1 << 16:
+        raise UsageError(f"hosts={text!r} is neither a number of hosts nor like 2@10.0.0.1")
+    if int(number) < 1:
+        raise UsageError(f"hosts={text!r}: there must be at least 1 host")
+    return int(number), place
+
+
+def meeting_address(place: str) -> str:
+    """Where the coordinator listens, with what was not said filled in."""
+    address, _, port = place.partition(":")
+    address = address or outward_address()
+    return f"{address}:{_free_port(address, int(port or '0'))}"
+
+
+def _free_port(address: str, port: int) -> int:
+    """A port of that address at which nobody listens yet: this one, or any if it is 0."""
     with socket.socket() as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # one that was closed a moment ago is free
         try:
-            probe.bind((address, 0))
+            probe.bind((address, port))
         except OSError as error:
+            reason = error.strerror
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise UsageError(
+                    f"{address} is no address of this host ({reason}); name one of its own"
+                ) from None
             raise UsageError(
-                f"{address} is no address of this host ({error.strerror}); name one of its own"
+                f"port {port} of {address} cannot be had ({reason}); name another, or none"
             ) from None
         return int(probe.getsockname()[1])

@@ -357,6 +357,15 @@ def test_a_resumed_run_gives_the_same_bits(default_run: Run, tmp_path: Path) -> 
     )
     epochs = [{"epoch": epoch, "once": 1437, "twice": 0, "never": 0} for epoch in range(12)]
     assert json.loads(done.out)["committed"]["epochs"] == epochs
+    more = manyhands(
+        "train", "--epochs", "13", "--workers", "4", *["--out", "run", "--resume", "--json"], cwd=tmp_path
+    )
+    assert more.code == 0, more.err
+    summary = json.loads(more.out)
+    assert (summary["epochs"], summary["samples"], summary["steps"]) == (13, 13 * 1437, 276 + 12)
+    again = manyhands("train", *["--out", "run", "--resume", "--json"], cwd=tmp_path)
+    assert "all of the plan is done already" in again.err
+    assert json.loads(again.out)["steps"] == 276 + 12
 
 
 def test_a_resumed_run_refuses_another_model_and_stays_as_it_was(default_run: Run) -> None:

@@ -105,11 +105,13 @@ def main() -> None:
                 os.kill(os.getpid(), SIGNALS[kind])
 
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.manual_seed(settings.get("seed", 0))
     digits = Digits() if settings.get("digits") else None
     model = digits.model() if digits else net()
     made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", LR))
-    session = mh.session(model, made, watched, clip_norm=settings.get("clip_norm"))
+    session = mh.session(
+        model, made, watched, clip_norm=settings.get("clip_norm"), seed=settings.get("seed", 0)
+    )
     data: Any = digits.train if digits else Numbered(LENGTH)
     for _ in range(settings.get("epochs", 2)):
         for batch in session.batches(data, batch_size=8):

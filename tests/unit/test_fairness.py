@@ -149,7 +149,7 @@ def test_a_plan_without_a_batch_gets_what_its_strategy_wants() -> None:
 
 def rates(train: Train, total: int, steps_per_epoch: int) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = job.scheduled(optimizer, train, total, steps_per_epoch)
+    scheduler = job.scheduled(optimizer, job.Share(train, total, steps_per_epoch))
     seen = []
     for _ in range(total):
         seen.append(optimizer.param_groups[0]["lr"])

@@ -171,6 +171,22 @@ def test_how_many_steps_a_run_takes(epochs: int | None, steps: int | None, total
     assert Train(epochs=epochs, steps=steps).total_steps(23) == total
 
 
+def test_a_run_is_over_after_its_epochs_however_many_steps_they_took() -> None:
+    train = Train(epochs=4)
+    assert not train.is_over(steps=69, epochs=3)
+    assert train.is_over(steps=10, epochs=4)
+    # After three epochs of 23 steps, workers who need 12 for one have 12 left of the four, and are at step 36 of 48.
+    assert train.steps_left(12, steps=69, of_epochs=36) == 12
+    assert Train(epochs=4, steps=75).steps_left(12, steps=69, of_epochs=36) == 6
+    assert Train(epochs=3).steps_left(12, steps=69, of_epochs=36) == 0
+
+
+def test_where_steps_alone_say_how_long_epochs_do_not_count() -> None:
+    assert not Train(steps=100).is_over(steps=99, epochs=1000)
+    assert Train(steps=100).is_over(steps=100, epochs=1)
+    assert Train().is_over(steps=1, epochs=12)
+
+
 def test_a_resumed_run_goes_on_with_its_own_plan(tmp_path: Path) -> None:
     PLAN.write(tmp_path / "plan.json")
     assert from_flags("--resume", "--out", str(tmp_path)) == PLAN
