@@ -90,7 +90,8 @@ def add_to(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.join is not None:
         command = [options.script, *options.arguments] if options.script else []
-        return join_run(options.join, command, options.workers[0] if options.workers else 1)
+        workers = options.workers[0] if options.workers else 1
+        return join_run(options.join, command, workers, options.servers or 0)
     if options.script is None:
         raise UsageError("name the script to run, as in manyhands launch script.py")
     script = Path(options.script)
