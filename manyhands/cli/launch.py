@@ -66,7 +66,13 @@ def add_to(verbs: Any) -> None:
         metavar="N",
         help="processes (default 2); 2:6 lets others join up to 6",
     )
-    parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
+    parser.add_argument(
+        "--servers",
+        type=int,
+        metavar="N",
+        help="processes that own parameters (default 0); with --hosts and --join those of this host, and copies=1 in "
+        "--strategy keeps what each has on another host too",
+    )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
     )
