@@ -42,5 +42,9 @@ class TornUpdate(ManyhandsError):
     """A worker died in an update that the others cannot finish."""
 
 
+class ServersLost(ManyhandsError):
+    """Parameters that only servers had are gone with them."""
+
+
 class Diverged(ManyhandsError):
     """Training has left the numbers: the loss or the parameters are not finite."""

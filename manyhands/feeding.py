@@ -151,6 +151,11 @@ class Feed:
         """How far this worker has come, for others who may be in another dealing; it only grows."""
         return self._dealings << _DEALING_SHIFT | self.used
 
+    @property
+    def prospect(self) -> int:
+        """The same once the step under way is made."""
+        return self._dealings << _DEALING_SHIFT | self.drawn
+
     def note_progress(self, everyone: Sequence[int]) -> None:
         """How far each worker has come. Whoever is in a later dealing has used all of this one."""
         if self.dealing is None:

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from manyhands.cluster.hosts import open_meeting_place
 from manyhands.cluster.launchers import local
 from manyhands.cluster.member import Member, Regroup
 from manyhands.cluster.seat import Seat, own_seat
-from manyhands.cluster.world import GENERATION_BYTES, World
+from manyhands.cluster.world import GENERATION_BYTES, Station, World
 from manyhands.comm.transports.wires import Wires
 from manyhands.composing import compose
 from manyhands.errors import PeerLost, TornUpdate
@@ -62,6 +62,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     position: int
     samples: int
+    samples_before: int
     seed: int
     parted: bool
     measured: Mapping[str, float | None]
@@ -85,9 +86,17 @@ def membership(environ: Mapping[str, str]) -> Member | None:
     if seat.server is not None:
         return None
     number = seat.rank if seat.number is None else seat.number
-    member = Member(invitation(environ[local.INVITATION]), number, is_new=seat.is_new, host=seat.host)
+    member = Member(
+        invitation(environ[local.INVITATION]),
+        number,
+        is_new=seat.is_new,
+        host=seat.host,
+        serves=seat.is_server,
+    )
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGUSR1, lambda *_: member.ask_to_leave())
+        # Servers stay until the run is over: others may not have what they have.
+        leave = signal.SIG_IGN if seat.is_server else lambda *_: member.ask_to_leave()
+        signal.signal(signal.SIGUSR1, leave)
     return member
 
 
@@ -100,9 +109,11 @@ class Way:
     store: Any
 
 
-def first_world(member: Member) -> World:
-    """The world of the first generation that this worker is in."""
+def first_world(member: Member) -> World | Station:
+    """The world of the first generation that this worker is in; of a server, its station."""
     seat = own_seat()
+    if member.serves:
+        return _next_station(seat, member)
     if not seat.is_new:
         with contextlib.suppress(PeerLost):
             return World(seat, member.check)
@@ -115,10 +126,36 @@ def first_world(member: Member) -> World:
         member.on_over()
 
 
+def stations(member: Member | None, first: Station) -> Iterator[Station]:
+    """A server's, in one generation after the other, until nobody is left to serve."""
+    station = first
+    while True:
+        yield station
+        station.close()
+        if member is None:
+            return
+        try:
+            station = _next_station(station.seat, member)
+        except PeerLost:
+            return
+
+
+def _next_station(seat: Seat, member: Member) -> Station:
+    while True:
+        member.on_over()
+        turn, way = _turn(seat, member)
+        member.on_over = way.wires.cut
+        with contextlib.suppress(PeerLost):
+            member.check()
+            station = Station(_seat(seat, member, turn), member.check, way.wires)
+            member.enter(commits=0, steps=0)
+            return station
+
+
 def _turn(seat: Seat, member: Member, **state: Any) -> tuple[Turn, Way]:
     """Wait for the next generation."""
     wires, store, place = Wires(member.coordinator), None, ""
-    if seat.address:  # it may become the first of several hosts
+    if seat.address and not member.serves:  # it may become the first of several hosts
         with wires.drawing():
             store = open_meeting_place(seat.address)
         place = f"{seat.address}:{store.port}"
@@ -201,7 +238,7 @@ def _settle(session: "Session", turn: Turn) -> None:
     members = session.world.seat.members
     session.world.host.end([rank for rank, number in enumerate(members) if number in turn.gone])
     if not session.strategy.lockstep:
-        session.settle_alone()
+        session.settle_alone(session.others_progress())
     if session.served:
         return  # the servers know
     transaction = session.transaction
@@ -314,6 +351,11 @@ def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None
             session.transaction.complete()
         session.transaction = None
         served.go_on(comm.servers, before, world, counts=counts)
+        if servers and servers.roam and not session.strategy.lockstep:
+            progress = session.feed.progress
+            used = served.used_by(servers, world, old_world, progress, was_here=old is not None)
+            if used and old is not None:
+                session.settle_alone(used)
     if any(have):
         if replica.lent is None:
             of_peers = [whole[rank] for rank in session.placing.peer_ranks]
@@ -373,10 +415,12 @@ def _give_back(old: World, world: World) -> None:
 
 
 def _seat(seat: Seat, member: Member, turn: Turn) -> Seat:
+    servers = len(turn.servers) if seat.address else seat.servers
     return replace(
         seat,
-        rank=turn.members.index(member.number),
-        size=len(turn.members) + seat.servers,
+        rank=(*turn.members, *turn.servers).index(member.number),
+        size=len(turn.members) + servers,
+        servers=servers,
         members=turn.members,
         generation=turn.generation,
         is_new=False,
@@ -395,6 +439,7 @@ def _record(session: "Session") -> bytes:
             epoch=session.epoch,
             position=session.position,
             samples=session.samples,
+            samples_before=session.samples_before,
             seed=session.seed,
             parted=session.parted,
             measured=session.measured,
@@ -417,7 +462,7 @@ def _take_over(session: "Session", record: Record, *, keeps: bool) -> None:
     session.caught_up_at, session.outside_before = record.calls, record.outside
     session.commits, session.steps, session.epoch = record.commits, record.steps, record.epoch
     session.position, session.samples, session.seed = record.position, record.samples, record.seed
-    session.samples_before = record.samples - record.position
+    session.samples_before = record.samples_before
     session.parted, session.resumed = record.parted, record.resumed
     session.full = record.full
     session.place, session.extra = Path(record.place) if record.place else None, record.extra

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,22 +13,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
+from manyhands.cluster.seat import Seat
 from manyhands.cluster.world import Station, World
 from manyhands.comm.comm import Comm, Served
 from manyhands.comm.transports.arena import Arena
-from manyhands.errors import UsageError
+from manyhands.errors import PeerLost, ServersLost, UsageError
 from manyhands.replica.lent import Lent
 from manyhands.replica.part import Part
 from manyhands.replica.replica import Loss, Replica
 from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, spread
 from manyhands.servers import states as packing
 from manyhands.servers.cache import HostServers
-from manyhands.servers.client import Servers
+from manyhands.servers.client import Levelled, Servers
 from manyhands.servers.joining import connect, ordinary, own_vectors, serve
 from manyhands.servers.messages import Report
+from manyhands.servers.ownership import LOTS
 from manyhands.servers.parts import outline, tell, told
 from manyhands.servers.party import own_party, party_of_part
-from manyhands.servers.scheme import describe
+from manyhands.servers.roaming import roam
+from manyhands.servers.scheme import Scheme, describe
 from manyhands.strategies import Strategy
 
 
@@ -41,18 +44,28 @@ def be_a_server(
     out: Path | None,
     survives: bool,
     peers: Sequence[Sequence[int]] = (),
+    stations: Callable[[Station], Iterator[Station]] = lambda first: iter([first]),
 ) -> NoReturn:
     """Serve until the run ends, and end with it: a server has no more of the script to run.
 
-    Where replicas are in parts, `peers` are the workers that have the same part.
+    Where replicas are in parts, `peers` are the workers that have the same part. Where hosts come and go, `stations`
+    are this server's, in one generation after the other.
     """
     seat, rule = station.seat, strategy.rule
     assert rule is not None
     # PyTorch may have been loaded when this still said how many a worker has.
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    name = seat.number if seat.address else seat.server
     if out:
-        telemetry.open(out / "events" / f"server-{seat.server}.jsonl", rank=seat.rank)
+        telemetry.open(out / "events" / f"server-{name}.jsonl", rank=seat.rank)
+    if seat.address:
+        scheme = _scheme_anywhere(model, optimizer)
+        copies = strategy.copies
+        roam(stations(station), model, optimizer, scheme, rule, copies=copies, clip_norm=clip_norm)
+        if out:
+            telemetry.close()
+        raise SystemExit(0)
     party = party_of_part(seat, station.neighbours, peers) if peers else None
     held = told(party, station.arena) if party else None
     servers = party.seat.servers if party else seat.servers // rule.parties
@@ -103,7 +116,11 @@ def join(
         party = own_party(world.seat, world.neighbours, rule.parties)
     rank, servers = party.seat.rank, party.seat.servers
     held = outline(part, optimizer) if part else None
-    scheme = describe(model, optimizer, servers, every=strategy.every_of, held=held)
+    if party.seat.address:
+        _check_servers(party.seat, strategy, has_begun=has_begun)
+        scheme = _scheme_anywhere(model, optimizer).assigned(party, strategy.copies)
+    else:
+        scheme = describe(model, optimizer, servers, every=strategy.every_of, held=held)
     host, arena = world.host, arena or world.host.arena
     if held and rank == 0:
         tell(party, arena, held)
@@ -125,10 +142,17 @@ def join(
     if line is not None:
         line.bind(replica)
     world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line
-    if has_begun:
-        _resolve(line, replica, world)
-    else:
-        _begin(line, replica, world)
+    try:
+        if has_begun and line is not None and line.roam:
+            _level(line, replica, world, strategy)
+        elif has_begun:
+            _resolve(line, replica, world)
+        else:
+            _begin(line, replica, world)
+    except PeerLost:
+        if line is not None:
+            line.drop()
+        raise
     return replica, world.comm, line
 
 
@@ -139,6 +163,65 @@ def _resolve(line: Servers | None, replica: Replica, world: World) -> None:
     rounds = line.resolve() if line and world.rank == 0 else 0
     world.comm.servers.go_on(int(world.exchange([float(rounds)])[0][0]))
     world.comm.sum_of(0.0)
+
+
+def _level(line: Servers, replica: Replica, world: World, strategy: Strategy) -> None:
+    """The same where servers come and go: those that are there now get what those before them had."""
+    _spread(replica, world)
+    said = msgspec.json.encode(line.level()) if world.rank == 0 else b""
+    found = msgspec.json.decode(world.gather(said)[0], type=Levelled)
+    if found.lost:
+        raise _lost(found.lost / replica.layout.length, strategy)
+    line.levelled = found
+    line.go_on(found.rounds)
+    world.comm.sum_of(0.0)
+
+
+def _scheme_anywhere(model: nn.Module, optimizer: Optimizer) -> Scheme:
+    """The same however many servers there are."""
+    scheme = describe(model, optimizer, LOTS)
+    if any(place.rows for place in scheme.layout.places):
+        raise UsageError(
+            "servers on hosts that come and go cannot keep tables of which only some rows travel; use sparse=False, "
+            "or torchrun, mpirun or Slurm instead of --hosts"
+        )
+    return scheme
+
+
+def _check_servers(seat: Seat, strategy: Strategy, *, has_begun: bool) -> None:
+    hosts = len(set(seat.hosts[seat.workers :]))
+    if not hosts:
+        raise _lost(1.0, strategy)
+    if hosts <= strategy.copies and not has_begun:  # later it does what it can
+        raise UsageError(
+            f"copies={strategy.copies} needs servers on 2 hosts, and all are on {hosts}; give --servers 1 to the "
+            "launchers that join as well, or leave copies out"
+        )
+
+
+def _lost(part: float, strategy: Strategy) -> ServersLost:
+    how = (
+        "and so are the copies of them"
+        if strategy.copies
+        else "and with copies=0 nobody else has them; with copies=1 a server on another host has them too"
+    )
+    return ServersLost(
+        f"{part:.0%} of the parameters were on servers that are gone, {how}: go on from the last checkpoint "
+        "(--resume, or session.resume in a script)"
+    )
+
+
+def used_by(line: Servers, world: World, before: World, progress: int, *, was_here: bool) -> list[int] | None:
+    """How far each worker of the generation `before` had come with its data, as far as updates tell that count; None
+    where nobody of it has made any. Who is still here knows it best: what it was making it makes again."""
+    rows = world.exchange(
+        [float(before.rank if was_here else -1), float(before.seat.generation), float(progress)]
+    )
+    found = line.levelled
+    if found is None or found.used_in != before.seat.generation:
+        return None
+    here = {int(row[0]): int(row[2]) for row in rows if row[0] >= 0 and row[1] == before.seat.generation}
+    return [here.get(rank, found.used.get(rank, 0)) for rank in range(before.size)]
 
 
 def go_on(servers: Served, before: Served | None, world: World, *, counts: bool) -> None:
@@ -166,6 +249,8 @@ def _begin(line: Servers | None, replica: Replica, world: World) -> None:
         world.comm.copy_(params)
     if line is not None and line.leads:
         line.put("params", params)
+        if line.roam:
+            line.copy()
     world.comm.sum_of(0.0)
     world.comm.servers.pull()
     world.comm.sum_of(0.0)

@@ -140,11 +140,22 @@ class Session:
         asked = _asked(self.placing.mesh.replicas, world.seat, optimizer, hosts)
         placements.admit(self.placing.placement, self.placing.mesh, self.strategy, asked)
         strategies.admit(self.strategy, asked)
+        strategies.admit_copies(self.strategy, have_hosts=world.seat.address is not None)
         strategies.admit_model(self.strategy, [name for name, _ in model.named_parameters()])
         if isinstance(world, Station):
             survives = local.INVITATION in os.environ
             peers = () if self.placing.is_whole else self.placing.mesh.peers()
-            served.be_a_server(world, model, optimizer, self.strategy, clip_norm, self.out, survives, peers)
+            served.be_a_server(
+                world,
+                model,
+                optimizer,
+                self.strategy,
+                clip_norm,
+                self.out,
+                survives,
+                peers,
+                lambda first: recovery.stations(member, first),
+            )
         number = world.rank if world.seat.number is None else world.seat.number
         self.world = world
         self.model = model
@@ -220,7 +231,9 @@ class Session:
         self.has_state, self.is_behind = True, False
         self._change_is_due = False
         self.steps_here = 0
-        self._progress = None if self.strategy.lockstep else world.host.progress()
+        # With several hosts it is the servers who know.
+        alone = self.strategy.lockstep or (servers is not None and servers.roam)
+        self._progress = None if alone else world.host.progress()
 
     @property
     def replica(self) -> Replica:
@@ -343,6 +356,8 @@ class Session:
         if not parts or not self.strategy.pooled or len(self.world.hosts) == 1 or not self.placing.is_whole:
             total()  # all workers must have asked before anything else is exchanged
         meets = self.strategy.meets(self.replica.steps)
+        if self.servers:
+            self.servers.used = self.feed.prospect
 
         def finish(loss: float) -> None:
             self.feed.audit.used += places
@@ -535,10 +550,14 @@ class Session:
             self.position = int(min(row[2] for row in rows))  # nothing is lost of what the slowest has left
             self.feed.commit()
 
-    def settle_alone(self) -> None:
+    def others_progress(self) -> list[int]:
         """Where nobody waits: what each worker's steps have left in the host's memory is what they have used."""
-        if self._progress and self.feed.data is not None:
-            self.feed.note_progress(self._progress.values())
+        return self._progress.values() if self._progress else []
+
+    def settle_alone(self, progress: Sequence[int]) -> None:
+        """How far each worker had come is what counts."""
+        if progress and self.feed.data is not None:
+            self.feed.note_progress(progress)
             self.feed.commit()
 
     # The data

@@ -66,7 +66,13 @@ def add_to(verbs: Any) -> None:
         metavar="N",
         help="processes (default 2); 2:6 lets others join up to 6",
     )
-    parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
+    parser.add_argument(
+        "--servers",
+        type=int,
+        metavar="N",
+        help="processes that own parameters (default 0); with --hosts and --join those of this host, and copies=1 in "
+        "--strategy keeps what each has on another host too",
+    )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
     )
@@ -89,7 +95,8 @@ def add_to(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.join is not None:
         command = [options.script, *options.arguments] if options.script else []
-        return join_run(options.join, command, options.workers[0] if options.workers else 1)
+        workers = options.workers[0] if options.workers else 1
+        return join_run(options.join, command, workers, options.servers or 0)
     if options.script is None:
         raise UsageError("name the script to run, as in manyhands launch script.py")
     script = Path(options.script)

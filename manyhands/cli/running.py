@@ -120,11 +120,13 @@ def elastic_terms(
             + (" without --hosts, or torchrun, mpirun or Slurm" if hosts else "")
         )
     stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
+    strategies.admit_copies(strategy, have_hosts=hosts is not None)
     if hosts is not None:
-        if not strategy.survives or not strategy.lockstep or strategy.rule is not None:
+        is_fit = strategy.serves_hosts if strategy.rule is not None else strategy.lockstep
+        if not strategy.survives or not is_fit:
             raise UsageError(
-                f"--hosts is for strategies whose workers take every step together and need no servers, and "
-                f"{strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
+                "--hosts is for strategies whose workers take every step together, and for servers without `cache` and "
+                f"`every`, and {strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
             )
         number, place = parse_hosts(hosts)
         return Elastic(
@@ -168,11 +170,15 @@ def worker_range(text: str) -> tuple[int, int]:
     return least, most
 
 
-def join_run(address: str, command: list[str], workers: int = 1) -> int:
+def join_run(address: str, command: list[str], workers: int = 1, servers: int = 0) -> int:
     """Be one more worker, or some, of a run on this host or another, until it ends."""
     invite = invites.read(address)
     if not invite.is_here or invite.takes_hosts:
-        return _attend(invite, address, command or invite.command, workers)
+        return _attend(invite, address, command or invite.command, workers, servers)
+    if servers:
+        raise UsageError(
+            f"--servers {servers}: the servers of a run on one host are those that it began with; leave --servers out"
+        )
     if workers != 1:
         raise UsageError(
             f"--workers {workers}: on the host of the run, workers join one by one; leave --workers out"
@@ -212,8 +218,8 @@ def join_run(address: str, command: list[str], workers: int = 1) -> int:
     return _end(outcome)
 
 
-def _attend(invite: invites.Invite, directory: str, command: list[str], workers: int) -> int:
-    """This host's workers in a run whose launcher is on another; on the same one they do as if it were another."""
+def _attend(invite: invites.Invite, directory: str, command: list[str], workers: int, servers: int) -> int:
+    """This host's processes in a run whose launcher is on another; on the same one they do as if it were another."""
     place = invite.invitation.endpoint.partition("://")[2]
     if not invite.takes_hosts:
         raise UsageError(
@@ -221,13 +227,26 @@ def _attend(invite: invites.Invite, directory: str, command: list[str], workers:
         )
     from manyhands.cluster.attendance import Attendance
 
+    if workers < 1:
+        raise UsageError(f"workers={workers}: it must be at least 1")
+    if servers:
+        strategy = strategies.parse(invite.strategy or strategies.DEFAULT)
+        strategies.admit(strategy, strategies.Asked(workers=workers, servers=servers))
     own = address_towards(place.rpartition(":")[0])
     make_directory(Path(directory))
-    with Attendance(invite.invitation, address=own, workers=workers, replace=REPLACE) as attendance:
+    with Attendance(
+        invite.invitation, address=own, workers=workers, servers=servers, replace=REPLACE
+    ) as attendance:
+
+        def on_line(rank: int, line: str) -> None:
+            name = "server" if attendance.is_server(rank) else "worker"
+            print(f"[{name} {attendance.first_number + rank}] {line}", file=sys.stderr, flush=True)
+
         outcome = supervisor.run(
             command,
             workers=workers,
-            layout=cores.layout(workers),
+            servers=servers,
+            layout=cores.layout(workers, None, servers),
             environ={
                 local.INVITATION: invite.invitation.text(),
                 **coordination.host_environ(attendance.host, own),
@@ -236,9 +255,7 @@ def _attend(invite: invites.Invite, directory: str, command: list[str], workers:
             run_dir=Path(directory).resolve(),
             load="manyhands.sessions",
             on_tick=lambda: None,
-            on_line=lambda rank, line: print(
-                f"[worker {attendance.first_number + rank}] {line}", file=sys.stderr, flush=True
-            ),
+            on_line=on_line,
             attendance=attendance,
             ask=signal.SIGUSR1,  # the workers of this host: the run goes on without them
         )
@@ -268,7 +285,8 @@ def run_workers(
 
     def signed(rank: int, line: str) -> str:
         if workers <= rank < workers + servers:
-            return f"[server {rank - workers}] {line}"
+            name = rank if elastic and elastic.hosts else rank - workers
+            return f"[server {name}] {line}"
         return f"[worker {rank}] {line}" if workers > 1 else line
 
     with Progress(run, workers) as progress:

@@ -35,12 +35,17 @@ _NEXT_S = 1.0  # before a dead worker's replacement is started, for each one bef
 
 
 class Attendance:
-    """`workers` of this host, whose `address` the others know; of those that die, `replace` are replaced."""
+    """`workers` and `servers` of this host, whose `address` the others know; of those that die, `replace` are
+    replaced."""
 
-    def __init__(self, invitation: Invitation, *, address: str, workers: int, replace: int) -> None:
+    def __init__(
+        self, invitation: Invitation, *, address: str, workers: int, replace: int, servers: int = 0
+    ) -> None:
         self._where = invitation.endpoint
         self._address = address
         self._workers = workers
+        self._servers = servers
+        self._places = {rank: rank for rank in range(workers + servers)}  # whose place each one has
         self._replace = replace
         self._token = secrets.token_hex(16)
         self._ended: dict[int, str] = {}
@@ -95,31 +100,39 @@ class Attendance:
 
     # What a launcher asks
 
+    def is_server(self, rank: int) -> bool:
+        return self._places[rank] >= self._workers
+
     def note_end(self, worker: Worker) -> bool:
         """One has ended; says whether the others can go on."""
-        self._has_finished = self._has_finished or worker.code == 0
+        self._has_finished = self._has_finished or (worker.code == 0 and not self.is_server(worker.rank))
         is_good = worker.code in local.GOOD_ENDS
         self._ended[self.first_number + worker.rank] = "" if is_good else describe_exit(worker.code)
         if worker.code > 0 and not is_good and not self._has_finished:
             self._fail(worker)
         self._beat()
         if worker.code < 0 and self._replaced < self._replace:
-            self._due.append((time.monotonic() + _NEXT_S * self._replaced, worker.rank % self._workers))
+            self._due.append((time.monotonic() + _NEXT_S * self._replaced, self._places[worker.rank]))
             self._replaced += 1
         return is_good or self._has_finished or (worker.code < 0 and self.goes_on())
 
     def _fail(self, worker: Worker) -> None:
         """By an error of its own, which the workers of other hosts would meet as well."""
-        if worker.code != local.EXIT_PEER_LOST:
+        refusals = [line for line in worker.tail if line.startswith("error: ")]
+        if worker.code == local.EXIT_REFUSED and refusals:
+            self._failed = refusals[-1].removeprefix("error: ")[:400]
+        elif worker.code != local.EXIT_PEER_LOST:
             how = f"died: {describe_exit(worker.code)}"
             if worker.speaks_last_words:
                 how = f"ended with {exception_in(worker.tail)}"
-            self._failed = f"worker {self.first_number + worker.rank} {how}"[:400]
+            name = "server" if self.is_server(worker.rank) else "worker"
+            self._failed = f"{name} {self.first_number + worker.rank} {how}"[:400]
 
     def goes_on(self) -> bool:
         """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""
         if self._has_finished:
-            return any(self.first_number + worker.rank in self._heirs for worker in self._crew.running)
+            workers = [one for one in self._crew.running if not self.is_server(one.rank)]
+            return any(self.first_number + worker.rank in self._heirs for worker in workers)
         return bool(self._crew.busy or self._due)
 
     @property
@@ -145,7 +158,7 @@ class Attendance:
             )
         for at_s, place in [entry for entry in self._due if entry[0] <= now]:
             self._due.remove((at_s, place))
-            self._start(place)
+            self._places[self._start(place)] = place
 
     def finish(self) -> None:
         self._beat()
@@ -159,6 +172,7 @@ class Attendance:
             host=self.host,
             address=self._address,
             workers=self._workers,
+            servers=self._servers,
             ended=tuple(self._ended.items()),
             failed=self._failed,
         )

@@ -30,9 +30,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     gone: Members  # since the generation before
     left: Members  # of their own accord
     in_step: Members = ()  # the hosts on which all who have the state were in the same step
-    hosts: Members = ()  # of the members, in the order of their ranks
+    hosts: Members = ()  # of the members and then of the servers, in the order of their ranks
     place: Place = ""  # where they meet, if they are on several hosts
     is_mixed: bool = False  # whether no replica was whole, and the parts of several make one
+    servers: Members = ()  # where they may be on several hosts, and so are members as well
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -52,6 +53,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
     lost: Members = ()  # members that it has seen to be gone
     host: Number = 0  # on which it is
     place: Place = ""  # where the next generation can meet, if this member is the first of it
+    serves: bool = False  # whether it is a server
 
 
 class Bye(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -69,6 +71,7 @@ class HostHere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
     workers: Number  # that it begins with
     ended: tuple[tuple[Number, Text], ...] = ()  # its members that have ended, and how
     failed: Text = ""  # why the run cannot go on, if it cannot
+    servers: Number = 0  # that it begins with; their numbers follow those of its first workers
 
 
 class HostThere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):

@@ -47,7 +47,7 @@ def host_environ(number: int, address: str) -> dict[str, str]:
 class Coordination:
     """One coordinator process at a time; leaving the context ends it."""
 
-    def __init__(self, members: list[int], elastic: Elastic) -> None:
+    def __init__(self, members: list[int], elastic: Elastic, servers: int = 0) -> None:
         server, guest = make_keys(), make_keys()
         endpoint = (
             f"tcp://{elastic.address}" if elastic.hosts else f"ipc://@manyhands-{secrets.token_hex(16)}"
@@ -62,6 +62,7 @@ class Coordination:
             hosts=elastic.hosts,
             crew=elastic.crew,
             alike=elastic.alike,
+            servers=servers if elastic.hosts else 0,
         )
         self._elastic = elastic
         self.invitation = Invitation(

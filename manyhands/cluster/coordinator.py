@@ -41,6 +41,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """How many workers have one replica among them."""
     alike: bool = False
     """Whether all replicas are the same after every step."""
+    servers: int = 0
+    """That the launcher begins with, where they are members."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Those among `gone` whose launchers are on other hosts, and how they ended."""
     vanished: list[Vanished] = []
     """The hosts of which nothing was heard any more."""
+    servers: list[int] = []
+    """All members that are servers, or were."""
     is_over: bool = False
     """Nobody is left; `finished` is whether one of them has said goodbye."""
     finished: bool = False
@@ -84,7 +88,9 @@ class Coordinator:
         self._roster = Roster(
             [] if orders.hosts else orders.members, most=orders.most, crew=orders.crew, alike=orders.alike
         )
-        self._guests = Guests(self._roster, hosts=orders.hosts, own_workers=len(orders.members))
+        self._guests = Guests(
+            self._roster, hosts=orders.hosts, own_workers=len(orders.members), own_servers=orders.servers
+        )
         self._stall_s = orders.stall_s
         self._context = zmq.Context()
         self._door = Door(self._context)
@@ -159,7 +165,7 @@ class Coordinator:
                 if said.waits:
                     self._told.pop(said.member, None)  # it may not have heard the last time
             elif isinstance(said, Bye):
-                self._has_finished = True
+                self._has_finished = self._has_finished or said.member not in self._roster.servers
                 self._heard_s.pop(said.member, None)
                 self._roster.end(said.member)
             elif isinstance(said, HostHere):
@@ -192,7 +198,7 @@ class Coordinator:
         """Once everyone is at work again."""
         roster = self._roster
         turn = roster.turn
-        if turn and not roster.live and not self._is_over:
+        if turn and roster.servers.issuperset(roster.live) and not self._is_over:
             self._is_over = True
             _say(Report(is_over=True, finished=self._has_finished))
         if turn is None or self._reported >= turn.generation:
@@ -217,6 +223,7 @@ class Coordinator:
                     resumed_s=time.monotonic(),
                     ended=self._guests.endings(self._gone),
                     vanished=self._guests.take_vanished(),
+                    servers=sorted(roster.servers),
                 )
             )
             self._reported = turn.generation

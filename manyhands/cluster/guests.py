@@ -38,19 +38,26 @@ class Vanished(msgspec.Struct, frozen=True, kw_only=True):
 class _Guest:
     address: str
     workers: int
+    servers: int
     heard_s: float
     is_here: bool = True
     ended: dict[int, Ending] = field(default_factory=dict)
     stalled: set[int] = field(default_factory=set)
 
+    def expected(self) -> tuple[int, int]:
+        """How many workers and servers of those that it begins with are still to come, or there."""
+        places = [member % NUMBERS for member in self.ended]
+        servers = sum(self.workers <= place < self.workers + self.servers for place in places)
+        return self.workers - (len(places) - servers), self.servers - servers
+
 
 class Guests:
     """`hosts` is how many there must be, the coordinator's own included, before the roster may begin."""
 
-    def __init__(self, roster: Roster, *, hosts: int, own_workers: int) -> None:
+    def __init__(self, roster: Roster, *, hosts: int, own_workers: int, own_servers: int = 0) -> None:
         self._roster = roster
         self._hosts = hosts
-        self._own_workers = own_workers
+        self._own = own_workers, own_servers
         self._numbers: dict[str, int] = {}  # by token
         self._guests: dict[int, _Guest] = {}
         self._vanished: list[Vanished] = []
@@ -59,7 +66,7 @@ class Guests:
     def hear(self, said: HostHere, now_s: float) -> HostThere:
         """What a launcher says of its host; returns the answer."""
         number = self._number(said)
-        guest = self._guests.setdefault(number, _Guest(said.address, said.workers, now_s))
+        guest = self._guests.setdefault(number, _Guest(said.address, said.workers, said.servers, now_s))
         guest.heard_s, guest.is_here = now_s, True
         for member, how in said.ended:
             guest.stalled.discard(member)
@@ -81,8 +88,8 @@ class Guests:
 
     def _expect(self) -> None:
         if self._hosts and len(self._guests) + 1 >= self._hosts:
-            theirs = sum(guest.workers - len(guest.ended) for guest in self._guests.values())
-            self._roster.expected = self._own_workers + theirs
+            counts = [self._own, *(guest.expected() for guest in self._guests.values())]
+            self._roster.expected, self._roster.expected_servers = map(sum, zip(*counts, strict=True))
 
     def find_vanished(self, now_s: float) -> list[int]:
         """Give up the workers of hosts that have fallen silent; returns them."""

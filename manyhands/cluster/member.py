@@ -53,8 +53,11 @@ class _State:
 class Member:
     """Number `number` of the run; `is_new` where the launcher has begun without it."""
 
-    def __init__(self, invitation: Invitation, number: int, *, is_new: bool, host: int = 0) -> None:
+    def __init__(
+        self, invitation: Invitation, number: int, *, is_new: bool, host: int = 0, serves: bool = False
+    ) -> None:
         self.number = number
+        self.serves = serves
         self._host = host
         self.on_over: Callable[[], None] = lambda: None  # called by the thread when this generation has ended
         self.turn: Turn | None = None
@@ -183,7 +186,13 @@ class Member:
         context.term()
 
     def _here(self) -> Here:
-        return Here(member=self.number, host=self._host, leaving=self._is_leaving, **vars(self._state))
+        return Here(
+            member=self.number,
+            host=self._host,
+            leaving=self._is_leaving,
+            serves=self.serves,
+            **vars(self._state),
+        )
 
     def _send(self, socket: "zmq.Socket[bytes]", content: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # the coordinator is away; the next beat says the same

@@ -4,6 +4,9 @@ A generation is over when one of its members is gone, or when its members leave 
 join or to leave. The next one begins when every member that is alive has left: those who have the state come
 first, in the order of their ranks, and then those who take it over.
 
+Servers that may be on several hosts are members like workers, but have no rank among them: whoever of them is there has
+a seat. What each of them has of the parameters is not known here (`servers/holding.py`).
+
 Where a replica is spread over several workers, its crew, crews come and go as a whole: who is left of a crew waits, as
 a new one does, until there are enough for another.
 """
@@ -32,18 +35,24 @@ class Roster:
         self._crew = crew
         self._alike = alike
         self.turn: Turn | None = None
+        self.servers: set[int] = set()  # of all who were ever heard
         self._has_begun = False  # whether anyone seated was heard; else we may know less than they
         self._is_lost = False  # whether nobody has the state any more
         # Where the run begins with whoever comes: how many that will be, once it is known.
         self.expected: int | None = None
+        self.expected_servers = 0
 
     def hear(self, here: Here) -> None:
         """What a member says of itself; one that was given up and speaks again is new."""
         if here.member in self.ended:
             return  # said before it died, and heard after
         if here.generation > self.generation and here.turn:  # we were started in the middle of a run
-            self.generation, self.seated, self.turn = here.generation, here.turn.members, here.turn
+            self.generation, self.turn = here.generation, here.turn
+            self.seated = (*here.turn.members, *here.turn.servers)
+            self.servers |= set(here.turn.servers)
         self.heard[here.member] = here
+        if here.serves:
+            self.servers.add(here.member)
         self._has_begun = self._has_begun or here.generation >= 0
         # A loss is only believed of members of the generation in which it was seen.
         if here.generation == self.generation:
@@ -98,15 +107,20 @@ class Roster:
 
     def _new(self) -> list[int]:
         """Those who wait for a seat, as far as there is room."""
-        staying = [m for m in self.live if m not in self.heard or not self._leaves(self.heard[m])]
-        return self._seats_for(self._waiting(), len(staying))
+        live = self._workers(self.live)
+        staying = [m for m in live if m not in self.heard or not self._leaves(self.heard[m])]
+        return [*self._seats_for(self._waiting(), len(staying)), *self._waiting(serving=True)]
 
-    def _waiting(self) -> list[int]:
+    def _waiting(self, *, serving: bool = False) -> list[int]:
         return sorted(
             member
             for member, here in self.heard.items()
             if here.waits and not here.leaving and (member not in self.seated or member in self.gone)
+            if (member in self.servers) == serving
         )
+
+    def _workers(self, members: Iterable[int]) -> list[int]:
+        return [member for member in members if member not in self.servers]
 
     def _seats_for(self, members: Sequence[int], taken: int) -> list[int]:
         """Of those who want a seat, whoever gets one: crews that are complete, as far as there is room."""
@@ -118,20 +132,19 @@ class Roster:
         return here.leaving and self._crew == 1
 
     def _wants_change(self) -> bool:
-        leaving = [one for one in self.live if one in self.heard and self._leaves(self.heard[one])]
-        return 0 < len(leaving) < len(self.live) or bool(self._new())  # the last one cannot leave
+        live = self._workers(self.live)
+        leaving = [one for one in live if one in self.heard and self._leaves(self.heard[one])]
+        return 0 < len(leaving) < len(live) or bool(self._new())  # the last one cannot leave
 
     def _heirs(self, having: Iterable[int]) -> tuple[list[int], bool]:
         """Of those who have the state, whoever goes on with it: the crews that are whole; says whether no crew was, and
         parts of several had to do."""
-        known = set(having)
-        crews = [self.seated[at : at + self._crew] for at in range(0, len(self.seated), self._crew)]
+        known, seated = set(having), self._workers(self.seated)
+        crews = [seated[at : at + self._crew] for at in range(0, len(seated), self._crew)]
         whole = [crew for crew in crews if known.issuperset(crew)]
         if whole or not self._alike:
             return list(itertools.chain(*whole)), False
-        by_part = [
-            [one for one in self.seated[part :: self._crew] if one in known] for part in range(self._crew)
-        ]
+        by_part = [[one for one in seated[part :: self._crew] if one in known] for part in range(self._crew)]
         made = list(zip(*by_part, strict=False))  # as many as the rarest part has
         return list(itertools.chain(*made)), bool(made)
 
@@ -141,24 +154,27 @@ class Roster:
             return
         live = self.live
         here = [self.heard.get(member) for member in live]
-        reports = [one for one in here if one is not None and one.waits and one.generation == self.generation]
+        left = [one for one in here if one is not None and one.waits and one.generation == self.generation]
+        reports = [one for one in left if one.member not in self.servers]
         staying = [one for one in reports if not self._leaves(one)]
         if not any(one.has_state for one in staying):
             staying = reports  # someone has to go on
         first, is_mixed = self._heirs(one.member for one in staying if one.has_state)
         had_state = any(one.has_state for one in reports) or bool(self.turn and self.turn.heirs)
         self._is_lost = self._has_begun and (
-            not live or (had_state and len(reports) == len(live) and not first)
+            not self._workers(live) or (had_state and len(left) == len(live) and not first)
         )
-        if not live or len(reports) < len(live) or self._is_lost:
+        if not live or len(left) < len(live) or self._is_lost:
             return
         heirs = [one for one in staying if one.member in first]
         others = [one.member for one in staying if one.member not in first]
         members = (*first, *self._seats_for([*others, *self._waiting()], len(first)))
         if not members:
             return
+        servers = [one.member for one in left if one.member in self.servers]
         self._seat(
             members,
+            servers=(*servers, *self._waiting(serving=True)),
             heirs=len(heirs),
             last_commits=max(one.commits for one in heirs or staying),
             steps=max(one.steps for one in reports),
@@ -174,19 +190,33 @@ class Roster:
 
     def _begin(self) -> None:
         """The first generation of a run whose members come one by one."""
-        waiting = self._new()
-        if waiting and self.expected is not None and len(waiting) >= min(self.expected, self._most):
+        waiting, servers = self._workers(self._new()), self._waiting(serving=True)
+        if (
+            waiting
+            and self.expected is not None
+            and len(waiting) >= min(self.expected, self._most)
+            and len(servers) >= self.expected_servers
+        ):
             self._has_begun = True
-            self._seat(tuple(waiting), heirs=0, last_commits=0, steps=0, gone=(), left=())
+            self._seat(
+                tuple(waiting),
+                servers=tuple(servers),
+                heirs=0,
+                last_commits=0,
+                steps=0,
+                gone=(),
+                left=(),
+            )
 
-    def _seat(self, members: tuple[int, ...], **more: Any) -> None:
-        self.gone -= set(members)
+    def _seat(self, members: tuple[int, ...], servers: tuple[int, ...], **more: Any) -> None:
+        self.seated = (*members, *servers)
+        self.gone -= set(self.seated)
         self.generation += 1
-        self.seated = members
         self.turn = Turn(
             generation=self.generation,
             members=members,
-            hosts=tuple(self.heard[member].host for member in members),
+            servers=servers,
+            hosts=tuple(self.heard[member].host for member in self.seated),
             place=self.heard[members[0]].place,
             **more,
         )

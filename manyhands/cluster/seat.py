@@ -43,9 +43,11 @@ class Seat:
     address: str | None = None
     """Of this host, by which the others reach it; None in a run of one host."""
     hosts: tuple[int, ...] = ()
-    """The hosts of all workers, by rank, in a run that may have several."""
+    """The hosts of all processes, by rank, in a run that may have several."""
     is_new: bool = False
     """Whether the run has begun without this worker, so that rank and size are not known yet."""
+    is_server: bool = False
+    """Of one that is new: whether it is a server."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.rank < self.size:
@@ -75,6 +77,8 @@ class Seat:
 
     @property
     def name(self) -> str:
+        if self.is_server:
+            return f"server {self.number}"
         if self.server is not None:
             return f"server {self.server}"
         return f"worker {self.rank if self.number is None else self.number}"

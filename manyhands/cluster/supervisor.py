@@ -91,7 +91,7 @@ def run(
         ours[local.RUN_DIR] = str(run_dir)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_Signals())
-        coordination = stack.enter_context(_coordinate(workers, elastic)) if elastic else None
+        coordination = stack.enter_context(_coordinate(workers, servers, elastic)) if elastic else None
         if coordination:
             ours |= coordination.environ
         crew = stack.enter_context(
@@ -103,8 +103,12 @@ def run(
         ]
 
         if attendance:
-            for rank in range(workers):
-                environs[rank][local.NUMBER] = str(attendance.first_number + rank)
+            for rank, known in enumerate(environs):
+                known[local.NUMBER] = str(attendance.first_number + rank)
+        on_hosts = attendance is not None or (elastic is not None and elastic.hosts > 0)
+        if on_hosts:
+            for known in environs[workers:]:
+                known[local.SERVES] = "1"
 
         def start(place: int, more: dict[str, str], rank: int | None = None) -> int:
             before = prefix(place) if prefix else []
@@ -137,7 +141,9 @@ def run(
                 coordination,
                 elastic,
                 start=lambda place: start(place, {local.IS_NEW: "1"}),
-                start_server=lambda place: start(place, {}, rank=place),
+                start_server=lambda place: (
+                    start(place, {local.IS_NEW: "1"}) if on_hosts else start(place, {}, rank=place)
+                ),
                 servers=range(workers, workers + servers),
                 on_event=on_event,
             )
@@ -149,10 +155,10 @@ def run(
         return _watch(crew, workers, servers, signals, on_tick, survival, on_event, ask)
 
 
-def _coordinate(workers: int, elastic: "Elastic") -> "Coordination":
+def _coordinate(workers: int, servers: int, elastic: "Elastic") -> "Coordination":
     from manyhands.cluster.coordination import Coordination  # runs that cannot change do without ZeroMQ
 
-    return Coordination(list(range(workers)), elastic)
+    return Coordination(list(range(workers)), elastic, servers)
 
 
 def _share(layout: Layout, rank: int, workers: int) -> dict[str, str]:

@@ -102,15 +102,22 @@ class Survival:
 
     def _note_server(self, worker: Worker) -> bool:
         """Another takes over what the dead one knew, if that is in the host's memory; else it ends and says so."""
+        if self._elastic.hosts:
+            self._coordination.tell_ended(worker.rank)
         if worker.code == 0 or self._has_finished:
             return True  # a worker that has finished was the last to want anything of it
-        if worker.code > 0 or self._replaced >= self._elastic.replace:
+        is_replaced = self._replaced < self._elastic.replace
+        # Where there are other hosts, servers there may have a copy of what it had.
+        if worker.code > 0 or not (is_replaced or self._elastic.hosts):
             return False
-        self._replaced += 1
         rank = self._servers.pop(worker.rank)
-        self._servers[self._start_server(rank)] = rank
+        if is_replaced:
+            self._replaced += 1
+            self._servers[self._start_server(rank)] = rank
         how = describe_exit(worker.code)
-        text = f"server {rank - self._first_server} died ({how}): another takes over from it"
+        name = worker.rank if self._elastic.hosts else rank - self._first_server
+        what = "another takes over from it" if is_replaced else "the others go on without it"
+        text = f"server {name} died ({how}): {what}"
         self._on_event(Event(kind="server", text=text, fields={"rank": rank, "how": how, "pid": worker.pid}))
         return True
 
@@ -191,19 +198,20 @@ class Survival:
             self._guests.discard(ending.member)
             if ending.how:
                 told, fields = _timed(report, ending.at_s, again)
-                text = f"worker {ending.member} of host {ending.address} died ({ending.how}): {told}"
+                kind, name = ("server", "server") if ending.member in report.servers else ("death", "worker")
+                text = f"{name} {ending.member} of host {ending.address} died ({ending.how}): {told}"
                 known = {"rank": ending.member, "how": ending.how, "host": ending.address, **fields}
-                self._on_event(Event(kind="death", text=text, fields=known))
+                self._on_event(Event(kind=kind, text=text, fields=known))
         for host in report.vanished:
             self._guests -= set(host.members)
             told, fields = _timed(report, host.at_s, again)
-            names = ", ".join(map(str, host.members))
-            text = (
-                f"host {host.address} is gone (nothing was heard of it any more), with worker {names}: {told}"
+            servers = [one for one in host.members if one in report.servers]
+            workers = [one for one in host.members if one not in servers]
+            names = " and ".join(
+                _named(*some) for some in (("worker", workers), ("server", servers)) if some[1]
             )
-            if len(host.members) > 1:
-                text = text.replace("with worker ", "with workers ")
-            known = {"host": host.address, "ranks": host.members, **fields}
+            text = f"host {host.address} is gone (nothing was heard of it any more), with {names}: {told}"
+            known = {"host": host.address, "ranks": workers, "servers": servers, **fields}
             self._on_event(Event(kind="host", text=text, fields=known))
         for number in sorted(set(report.left) | (self._guests - set(report.members))):
             self._heirs.discard(number)
@@ -242,6 +250,10 @@ def _timed(report: Report, at_s: float, again: str) -> tuple[str, dict[str, obje
         "workers": len(report.members),
     }
     return text, fields
+
+
+def _named(word: str, numbers: list[int]) -> str:
+    return f"{word}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _last_words(tail: list[str]) -> str:

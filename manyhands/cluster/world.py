@@ -186,16 +186,28 @@ class World:
 
 
 class Station:
-    """A server's place in a run: who is there, and the memory of its host."""
+    """A server's place in a run, or, where hosts come and go, in one generation: who is there, and the host's memory.
 
-    def __init__(self, seat: Seat) -> None:
+    `check` and `wires` are those of `World`.
+    """
+
+    def __init__(
+        self, seat: Seat, check: Callable[[], None] = lambda: None, wires: Wires | None = None
+    ) -> None:
         self.seat = seat
         self.rank = seat.rank
-        self.neighbours = find_neighbours(seat)
+        self.check = check
+        self._wires = wires or Wires()
+        with self._wires.drawing() if seat.address else contextlib.nullcontext():
+            self.neighbours = find_neighbours(seat)
         self.arena = Arena(self.neighbours.memory_fd)
+        self._is_closed = False
 
     def close(self) -> None:
-        self.arena.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._wires.cut()
+            self.arena.close()
 
 
 def join() -> World | Station:

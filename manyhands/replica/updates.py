@@ -367,16 +367,18 @@ class Updates:
                 state[name] = home.copy_(value.to_dense() if value.is_sparse else value)
         piece.adopted = True
 
-    def export(self) -> dict[str, dict[str, Any]]:
-        """What this worker alone knows, by parameter name: numbers and odd-shaped tensors; not the vectors."""
+    def export(self, spans: Iterable[Span] | None = None) -> dict[str, dict[str, Any]]:
+        """What this worker alone knows, of all it has updated or of some spans, by parameter name: numbers and
+        odd-shaped tensors; not the vectors."""
         known: dict[str, dict[str, Any]] = {}
-        for pieces in self._pieces.values():
-            for piece in pieces:
+        wanted = self._pieces if spans is None else [span.index for span in spans]
+        for index in wanted:
+            for piece in self._pieces.get(index, ()):
                 for name, value in self._twin.state.get(piece.tensor, {}).items():
                     if name in self.vectors and _same_memory(value, self.vectors[name][piece.slice]):
                         value = None  # in the vector; named here so that a restore knows it existed
-                    for index in piece.places:
-                        known.setdefault(self._layout.places[index].name, {})[name] = value
+                    for place in piece.places:
+                        known.setdefault(self._layout.places[place].name, {})[name] = value
         return known
 
     def take_over(self, spans: Sequence[Span], given: Mapping[str, Mapping[str, Any]]) -> None:
@@ -395,6 +397,10 @@ class Updates:
         """Take over states as `export` gave them; the vectors are already filled."""
         self._pieces.clear()
         self._twin.state.clear()
+        self.take(spans, states)
+
+    def take(self, spans: Iterable[Span], states: Mapping[str, Mapping[str, Any]]) -> None:
+        """The same for some spans, while the others stay as they are."""
         for span in spans:
             self._restore(span, states)
 

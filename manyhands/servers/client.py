@@ -3,7 +3,8 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,15 +22,22 @@ from manyhands.servers.messages import (
     Add,
     Answer,
     Applied,
+    AskContent,
+    AskHolding,
     AskReport,
     AskStanding,
     AskState,
+    Begin,
     Bye,
     Combine,
+    Content,
     Done,
     Finish,
+    GiveContent,
     GiveState,
+    GoBack,
     Hello,
+    Holds,
     Leave,
     Measure,
     Meet,
@@ -71,7 +79,20 @@ class Line(Protocol):
 
     def fds(self) -> Iterator[int]: ...
 
-    def close(self) -> None: ...
+    def close(self, *, linger: bool = True) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levelled:
+    """What servers that come and go have at the beginning of a generation."""
+
+    rounds: int
+    """Steps that were gathered from all workers and are in every group."""
+    lost: int = 0
+    """Elements that no server has any more."""
+    used: Mapping[int, int] = field(default_factory=dict)
+    """By worker of the generation `used_in`: how far it had come with its data in gradients that every group has."""
+    used_in: int = 0
 
 
 class Servers:
@@ -99,6 +120,7 @@ class Servers:
         generation: int = 0,
         workers: int = 0,
         notes: Notes | None = None,
+        roam: bool = False,
     ) -> None:
         self.worker = worker  # its number among those that these servers serve
         self.parties = rule.parties
@@ -134,6 +156,9 @@ class Servers:
         self._flushes = 0  # of those, in this one, without a step of the session
         self._generation = generation
         self._notes = notes  # for a server that has to take over from one that died
+        self.roam = roam  # whether servers come and go with their hosts
+        self.levelled: Levelled | None = None  # and what they had as this generation began
+        self.used = 0  # how far this worker will have come with its data, when the step under way is made
         for line in lines:
             hello = Hello(
                 number=self._number(),
@@ -149,7 +174,7 @@ class Servers:
                 self._answer_of(line, Done)
         except ManyhandsError:
             for line in lines:
-                line.close()
+                line.close(linger=False)
             raise
 
     @property
@@ -279,6 +304,7 @@ class Servers:
             missing=tuple(sorted(missing)),
             rows=rows,
             settings=self._news(group.server),
+            used=self.used,
         )
         if self._notes:
             key = round_key(self._generation, self.rounds + 1)
@@ -371,6 +397,8 @@ class Servers:
         if self._rule.gathers:
             self.wait()
             self.rounds += 1
+        elif self.roam:
+            self.settle()  # what a worker takes for made is on every host that must have it
         for kept_back in self._kept_back.values():
             kept_back.settle()
 
@@ -535,11 +563,75 @@ class Servers:
             self._answer_of(line, Done)
         return rounds + counts
 
+    # Servers that come and go with their hosts: at the beginning of a generation one worker sees to them
+
+    def level(self) -> "Levelled":
+        """Every server gets what it is to have, from one that has it, and all have made the same steps.
+
+        Where gradients are gathered, no group is more than one step ahead of another, and one that is goes back: if any
+        worker was told of a step, every group has it somewhere.
+        """
+        holds = self._holds()
+        rounds = min(self._newest(holds)) if self._rule.gathers else 0
+        if rounds >= 0 and self._rule.gathers:
+            self._ask(lambda: GoBack(number=self._number(), count=rounds))
+            holds = self._holds()
+        newest = self._newest(holds)
+        lost = sum(group.length for group, most in zip(self.groups, newest, strict=True) if most < 0)
+        if lost:
+            return Levelled(rounds=0, lost=lost)
+        used_in = max(one.used_in for one in holds)
+        used: list[dict[int, int]] = []
+        for group in self.groups:
+            counts = [one.counts.get(group.index, -1) for one in holds]
+            source = counts.index(max(counts))
+            is_newest = holds[source].used_in == used_in
+            used.append(holds[source].used.get(group.index, {}) if is_newest else {})
+            for target in {group.server, group.copy} - {None}:
+                if target is not None and counts[target] < counts[source]:
+                    self._transfer(group, source, target, holds[source])
+        self._ask(lambda: Begin(number=self._number()))
+        workers = {worker for row in used for worker in row}
+        least = {worker: min(row.get(worker, 0) for row in used) for worker in workers}
+        return Levelled(rounds=rounds, used=least, used_in=used_in)
+
+    def copy(self) -> None:
+        """The servers have been given other values: the copies get them from the owners."""
+        holds = self._holds()
+        for group in self.groups:
+            if group.copy is not None:
+                self._transfer(group, group.server, group.copy, holds[group.server])
+        self._ask(lambda: Begin(number=self._number()))
+
+    def _holds(self) -> list[Holds]:
+        return [one for one in self._ask(lambda: AskHolding(number=self._number())) if isinstance(one, Holds)]
+
+    def _newest(self, holds: Sequence[Holds]) -> list[int]:
+        """By group: the most updates that any server has of it; -1: none has it."""
+        return [max(one.counts.get(group.index, -1) for one in holds) for group in self.groups]
+
+    def _transfer(self, group: Group, source: int, target: int, held: Holds) -> None:
+        self._lines[source].send(encode(AskContent(number=self._number(), group=group.index)))
+        said = self._answer_of(self._lines[source], Content)
+        assert isinstance(said, Content)
+        message = GiveContent(
+            number=self._number(),
+            group=group.index,
+            content=said.content,
+            count=held.counts[group.index],
+            used=held.used.get(group.index, {}),
+            used_in=held.used_in,
+        )
+        self._lines[target].send(encode(message))
+        self._answer_of(self._lines[target], Done)
+
     def drop(self) -> None:
         """Leave without goodbye: the generation is over, and another one comes."""
+        if self._closed:
+            return
         self._closed = True
         for line in self._lines:
-            line.close()
+            line.close(linger=False)
 
     def states(self) -> list[bytes]:
         """What the optimizer knows besides vectors, from every server."""
@@ -572,7 +664,7 @@ class Servers:
     def _ask(self, question: Callable[[], Request]) -> list[Answer]:
         for line in self._lines:
             line.send(encode(question()))
-        return [self._answer_of(line, (Done, Number, State, Standing, Report)) for line in self._lines]
+        return [self._answer_of(line, (Done, Number, State, Standing, Holds, Report)) for line in self._lines]
 
     def _answer_of(self, line: Line, kind: type | tuple[type, ...]) -> Answer:
         while True:

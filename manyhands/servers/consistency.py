@@ -157,7 +157,7 @@ class Clocks:
         """Whether everyone of a team who has not left has ended the same step."""
         return len({self._steps[worker] for worker in self._active(team)}) == 1 and self._is_round_over(team)
 
-    def may_read(self, step: int) -> bool:
+    def may_read(self, step: float) -> bool:
         """Whether parameters to which a push was applied are fresh enough to compute with after `step` steps."""
         # What was gathered from all is the same for all.
         from_all = self.rule.gathers and self.rule.teams == 1

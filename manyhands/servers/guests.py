@@ -41,9 +41,9 @@ class LinePort:
     def hang_up(self) -> None:
         """Counterparts stay."""
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
         for line in self._lines.values():
-            line.close()
+            line.close(linger=linger)
 
 
 def visit(party: Party, arena: Arena, scheme: Scheme) -> LinePort:

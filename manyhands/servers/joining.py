@@ -5,7 +5,8 @@ meeting place, and each worker its public key; secret keys stay where they were 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,13 +100,18 @@ def connect(
         from manyhands.servers.wire import WireLine, make_keys  # a run on one host does without ZeroMQ
 
         keys = make_keys()
-        neighbours.store.set(f"worker-key/{seat.rank}", keys[0].decode())
-    for server in range(seat.servers):
-        if memory is not None and server in near:
-            lines.append(NearLine(memory, server, check))
-        else:
-            endpoint, key = json.loads(neighbours.store.get(f"server/{server}"))
-            lines.append(WireLine(server, endpoint, key.encode(), keys))
+        write(neighbours.store, f"worker-key/{seat.rank}", keys[0].decode())
+    try:
+        for server in range(seat.servers):
+            if memory is not None and server in near:
+                lines.append(NearLine(memory, server, check))
+            else:
+                endpoint, key = json.loads(read(neighbours.store, f"server/{server}"))
+                lines.append(WireLine(server, endpoint, key.encode(), keys, check))
+    except PeerLost:
+        for line in lines:
+            line.close(linger=False)
+        raise
     return Servers(
         seat.rank,
         lines,
@@ -121,8 +127,29 @@ def connect(
         digest=scheme.digest,
         generation=seat.generation,
         workers=len(speakers(party, cached)),
-        notes=Notes(memory) if memory is not None and seat.members else None,
+        notes=Notes(memory) if memory is not None and seat.members and not seat.address else None,
+        roam=seat.address is not None,
     )
+
+
+def read(store: Any, key: str) -> bytes:
+    """What someone has left, or will leave, where all meet."""
+    with _meeting():
+        found: bytes = store.get(key)
+    return found
+
+
+def write(store: Any, key: str, value: str) -> None:
+    with _meeting():
+        store.set(key, value)
+
+
+@contextmanager
+def _meeting() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"the place where all meet is gone ({str(error).splitlines()[0]})") from error
 
 
 def serve(

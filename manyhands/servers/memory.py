@@ -35,9 +35,11 @@ class Memory:
         states: Sequence[str],
         places: int = 1,
         party: int = 0,
+        generation: int = 0,
     ) -> None:
         self._arena = arena
         self._party = party
+        self._generation = generation  # of servers that begin anew in each
         self._dtype = dtype
         self._length = length
         self._offsets: dict[str, int] = {}
@@ -47,7 +49,8 @@ class Memory:
         self._notes = (workers, groups, places)
         self._place("secrets", os.sysconf("SC_PAGESIZE"))
         self._place("versions", groups * 8)
-        names = ["params", *(f"grads/{worker}" for worker in range(workers)), *(f"state/{n}" for n in states)]
+        # What depends on how many workers there are comes last: where that changes, the rest stays where it is.
+        names = ["params", *(f"state/{n}" for n in states), *(f"grads/{worker}" for worker in range(workers))]
         for name in names:
             self._place(name, length * dtype.itemsize)
         for name, size_bytes in (("rounds", groups * 8), ("samples", groups * 8), ("missing", places)):
@@ -108,7 +111,7 @@ class Memory:
     def name(self) -> str:
         """The same for all who share this memory, and for nobody else on this machine."""
         found = os.fstat(self._arena.fd)
-        return f"{found.st_dev:x}-{found.st_ino:x}-{self._party}"
+        return f"{found.st_dev:x}-{found.st_ino:x}-{self._party}-{self._generation}"
 
     def _vector(self, name: str, length: int, dtype: torch.dtype) -> Tensor:
         made = self._tensors.get(name)

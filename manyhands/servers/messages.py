@@ -35,6 +35,9 @@ class Push(Said, frozen=True):
     missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
     rows: bytes | None = None  # which rows of a table the vector has (`rows.py`); None: all
     settings: list[dict[str, list[float]]] | None = None  # the optimizer's, by group, where they have changed
+    used: Annotated[int, msgspec.Meta(ge=0)] = (
+        0  # how far the worker has come with its data, this step included
+    )
 
 
 class Finish(Said, frozen=True):
@@ -117,6 +120,52 @@ class Meet(Said, frozen=True):
     """Tell home all that is not yet told; to be answered when home has answered."""
 
 
+class Forward(Said, frozen=True):
+    """From the owner of a group to the server that has the copy: an update to make there too."""
+
+    group: int
+    is_given: bool  # whether a gradient comes with it
+    skipped: tuple[int, ...]  # parameters that got none
+    settings: list[dict[str, list[float]]]  # of the owner's optimizer
+    used: dict[int, int]  # by worker whose gradients are in it: how far it has come with its data
+
+
+class Forwarded(Said, frozen=True):
+    """The answer: it is made."""
+
+    group: int
+
+
+class AskHolding(Said, frozen=True):
+    """At the beginning of a generation: what the server has."""
+
+
+class GoBack(Said, frozen=True):
+    """Every group as it was after so many updates."""
+
+    count: int
+
+
+class Begin(Said, frozen=True):
+    """All servers have what they are to have: what else one has is of no use any more."""
+
+
+class AskContent(Said, frozen=True):
+    """All of a group."""
+
+    group: int
+
+
+class GiveContent(Said, frozen=True):
+    """The same, for a server that is to have it."""
+
+    group: int
+    content: bytes
+    count: int
+    used: dict[int, int]
+    used_in: int
+
+
 class AskState(Said, frozen=True):
     """What the optimizer knows besides vectors, of the groups that this server owns."""
 
@@ -195,6 +244,19 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
     factor: float = 1.0  # by which the gradients of the last of them were multiplied
 
 
+class Holds(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """By group that the server has, how many updates it has had; and by group and worker, how far that one had come
+    with its data in the last generation that has pushed anything."""
+
+    counts: dict[int, int]
+    used: dict[int, dict[int, int]]
+    used_in: int
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    content: bytes
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     states: bytes
 
@@ -233,6 +295,13 @@ Request = (
     | Gain
     | Level
     | Meet
+    | Forward
+    | Forwarded
+    | AskHolding
+    | GoBack
+    | AskContent
+    | GiveContent
+    | Begin
     | AskState
     | GiveState
     | AskReport
@@ -240,7 +309,9 @@ Request = (
     | Resolve
     | Bye
 )
-Answer = Values | Applied | Norm | Portion | Number | Done | State | Standing | Report | Refusal
+Answer = (
+    Values | Applied | Norm | Portion | Number | Done | State | Standing | Holds | Content | Report | Refusal
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

@@ -161,7 +161,7 @@ class NearPort:
         if inbox:
             inbox.link.close()
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
         for inbox in (*self._strangers, *self._workers.values()):
             inbox.link.close()
         self._listener.close()
@@ -223,7 +223,7 @@ class NearLine:
     def _lost(self) -> PeerLost:
         return PeerLost(f"server {self.server} is gone")
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
         self._link.close()
 
 

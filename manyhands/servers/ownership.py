@@ -6,12 +6,14 @@ server the same number. Each goes to the server that has the fewest elements so 
 beginning of the backward pass to its end.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from manyhands.replica.layout import Layout, Place, Span
 
 GROUP_BYTES = 4 << 20
+LOTS = 12  # where servers come and go: groups are cut as if there were so many, whoever is there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class Group:
     table: Table | None = None
     every: int = 1
     """Steps from one push to the next."""
+    copy: int | None = None
+    """The server on another host that has a copy, if there is one."""
 
     @property
     def start(self) -> int:
@@ -69,6 +73,21 @@ def share_out(
         owned[server] += group.length
         groups.append(group)
     return tuple(groups)
+
+
+def assign(groups: Sequence[Group], hosts: Sequence[int], copies: int) -> tuple[Group, ...]:
+    """The same groups with the servers that are there now, each on its host, as owners, and with copies elsewhere."""
+    owned, copied = [0] * len(hosts), [0] * len(hosts)
+    assigned = []
+    for group in groups:
+        owner = owned.index(min(owned))
+        owned[owner] += group.length
+        others = [server for server, host in enumerate(hosts) if host != hosts[owner]] if copies else []
+        copy = min(others, key=copied.__getitem__, default=None)
+        if copy is not None:
+            copied[copy] += group.length
+        assigned.append(replace(group, server=owner, copy=copy))
+    return tuple(assigned)
 
 
 def _first(layout: Layout, span: Span) -> Place:

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from manyhands.replica.piece import Piece
 from manyhands.replica.replica import SPAN_BYTES
 from manyhands.replica.updates import vector_states
 from manyhands.servers.memory import Memory
-from manyhands.servers.ownership import GROUP_BYTES, Group, share_out
+from manyhands.servers.ownership import GROUP_BYTES, Group, assign, share_out
 from manyhands.servers.parts import Held
 from manyhands.servers.party import Party
 
@@ -32,21 +32,28 @@ class Scheme:
     pieces: Mapping[str, Piece] = field(default_factory=dict)
     """Where replicas are in parts: what of each parameter this part has."""
 
+    def assigned(self, party: Party, copies: int) -> "Scheme":
+        """The same with the servers of a generation as owners, where servers come and go."""
+        seat = party.seat
+        return replace(self, groups=assign(self.groups, seat.hosts[seat.workers :], copies))
+
     @property
     def spans(self) -> Sequence[Span]:
         return self.layout.spans
 
     def memory(self, arena: Arena, party: Party, number: int | None = None) -> Memory:
         """What the processes of one host have in common, of this party or of another."""
+        rows = party.seat.workers if party.seat.address else party.seat.rows
         return Memory(
             arena,
             length=self.layout.length,
             dtype=self.dtype,
             groups=len(self.groups),
-            workers=party.seat.rows + party.seat.servers + party.count,  # and guests
+            workers=rows + party.seat.servers + party.count,  # and guests
             states=self.states,
             places=len(self.layout.places),
             party=party.number if number is None else number,
+            generation=party.seat.generation if party.seat.address else 0,
         )
 
 

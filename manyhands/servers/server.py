@@ -2,7 +2,7 @@
 
 import select
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -15,6 +15,8 @@ from manyhands.servers.messages import (
     Answer,
     Bye,
     Done,
+    Forward,
+    Forwarded,
     Gain,
     Hello,
     Level,
@@ -27,7 +29,7 @@ from manyhands.servers.messages import (
 from manyhands.servers.shard import Shard
 
 _LAST_NUMBER = 1 << 62  # of a message: whoever says goodbye says nothing after it
-_PATIENCE_MS = 1000
+_PATIENCE_MS = 100
 _RECORD_PERIOD_S = 0.5
 
 
@@ -44,14 +46,16 @@ class Port(Protocol):
 
     def hang_up(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, *, linger: bool = True) -> None: ...
 
 
 class Server:
     """One server: its shard, and the ports through which the workers reach it.
 
     Guests are its counterparts in other server groups. They are heard like workers, through a port of ours or, where we
-    have gone to them, through `lines`; and they want to be said goodbye to.
+    have gone to them, through `lines`; and they want to be said goodbye to. Peers are the servers that have copies of
+    what this one owns, and those of whose groups it has copies: each is a number of its own, and none waits for a
+    goodbye. `check` is called now and then, and may raise.
     """
 
     def __init__(
@@ -65,21 +69,28 @@ class Server:
         lines: LinePort,
         digest: int,
         survives: bool = False,
+        peers: Iterable[int] = (),
+        check: Callable[[], None] = lambda: None,
+        generation: int = 0,
     ) -> None:
         self._survives = survives  # whether workers may die, and others come in their place
-        self._generation = 0
+        self._generation = generation
         self._shard = shard
         self._ports = [*ports, lines]
         self._near = near
         self._digest = digest
         self._expected = set(workers)
         self._guests = frozenset(guests)
+        self._peers = frozenset(peers)
+        self._check = check
         self._gone: set[int] = set()  # guests that have said goodbye
         self._waiting: list[tuple[int, int]] = []  # workers not let in before all guests, and their greetings
         self._has_left = False
         self._record_at = 0.0
         self._port_of: dict[int, Port] = dict.fromkeys(lines.numbers, lines)
-        self._last = dict.fromkeys(self._expected | self._guests, 0)  # the number of each one's last message
+        self._last = dict.fromkeys(
+            self._expected | self._guests | self._peers, 0
+        )  # the number of each one's last message
 
     def run(self) -> None:
         """Serve until all workers have said goodbye."""
@@ -95,13 +106,15 @@ class Server:
         self._record(now=True)
 
     def _take_turn(self) -> None:
+        self._check()
         if not self._listen():
             self._sleep()
         self._record()
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
+        """Without `linger`, what has not left by now does not leave."""
         for port in self._ports:
-            port.close()
+            port.close(linger=linger)
 
     def _listen(self) -> bool:
         """Deal with what has come; says whether there was anything."""
@@ -158,6 +171,8 @@ class Server:
             self._gone.update(self._guests & {worker})
         elif (worker in self._guests) != isinstance(message, (Gain, Level)):
             raise NotAMessage("servers tell each other what they have added, and workers everything else")
+        elif (worker in self._peers) != isinstance(message, (Forward, Forwarded)):
+            raise NotAMessage("updates are forwarded by servers, and by nobody else")
         else:
             vector = self._checked(worker, message, payload)
             for to, answer, attached in self._shard.handle(worker, message, vector):
@@ -181,7 +196,7 @@ class Server:
         if hello.digest != self._digest:
             reason = f"worker {worker} has another model or optimizer than the servers; build the same on all"
             port.send(worker, encode(Refusal(reason=reason)), None)
-        elif worker not in self._guests:
+        elif worker not in self._guests | self._peers:
             self._waiting.append((worker, hello.number))
         if self._guests <= self._port_of.keys():
             for number, said in self._waiting:

@@ -3,9 +3,11 @@
 No sockets here: messages go in, answers come out, each with the vector that belongs to it.
 """
 
+import itertools
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,22 +16,32 @@ from torch.optim import Optimizer
 
 from manyhands import telemetry
 from manyhands.replica.layout import Place, Span
-from manyhands.replica.updates import Updates, set_named_numbers
+from manyhands.replica.updates import Updates, named_numbers, set_named_numbers
 from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.diary import Diary, round_key
 from manyhands.servers.exchange import Exchange, Reply
+from manyhands.servers.holding import Holding
 from manyhands.servers.messages import (
     Add,
     Applied,
+    AskContent,
+    AskHolding,
     AskReport,
     AskStanding,
     AskState,
+    Begin,
     Combine,
+    Content,
     Done,
     Finish,
+    Forward,
+    Forwarded,
     Gain,
+    GiveContent,
     GiveState,
+    GoBack,
+    Holds,
     Leave,
     Level,
     Measure,
@@ -55,6 +67,16 @@ from manyhands.servers.rows import News, as_table, gradient_of, pack, touched, u
 from manyhands.servers.vectors import BEFORE, GRADIENT, Vectors
 
 _REMEMBERED = 4096  # updates of a group whose authors are known
+
+
+@dataclass(frozen=True)
+class _Unanswered:
+    """A push that is applied, and whose answer has to wait."""
+
+    worker: int
+    group: int
+    step: float  # how many the worker will have made
+    forwarded: int  # updates of the group that the server with the copy must have made by then
 
 
 @dataclass(frozen=True)
@@ -108,8 +130,18 @@ class Shard:
         copies: Collection[int] = (),
         exchange: Exchange | None = None,
         diary: Diary | None = None,
+        holding: Holding | None = None,
+        copier: Callable[[int], int] = lambda server: server,
+        before: "Shard | None" = None,
     ) -> None:
         self._server = server
+        self._holding = holding  # where servers come and go, and others have copies of what this one owns
+        self._copier = copier  # by which number another server is known to whom updates are forwarded
+        self._copied = {group.index: group for group in groups if group.copy == server}
+        self._numbers = itertools.count(2)  # of what is said to other servers, after a greeting
+        self._outbox: list[Reply] = []
+        self._forwarded: Counter[int] = Counter()  # by group, updates
+        self._arrived: Counter[int] = Counter()  # of those, the ones that the copy has
         self._diary = diary  # for a server that has to take over from this one
         self._generation = self._generation_before = 0  # of the workers
         self._groups = {group.index: group for group in groups if group.server == server}
@@ -127,15 +159,16 @@ class Shard:
         self._awaits_scale = awaits_scale  # gathered gradients are limited by the norm over all servers
         self._exchange = exchange  # where there are several server groups
         self._held: defaultdict[int, list[_Update]] = defaultdict(list)  # by team
-        self._unanswered: list[tuple[int, int, int]] = []  # worker, group, the steps it will have made
+        self._unanswered: list[_Unanswered] = []
         self._authors: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         longest = max((span.stop - span.start for g in self._groups.values() for span in g.spans), default=0)
         self._sum = torch.empty(longest, dtype=params.dtype)
-        self._staleness: Counter[int] = Counter()
-        self._leads: Counter[int] = Counter()
-        self._staleness_told: Counter[int] = Counter()
-        self._leads_told: Counter[int] = Counter()
-        self._count = 0
+        # Of the same server in the generation before, where it has one of these for each.
+        self._staleness: Counter[int] = before._staleness if before else Counter()
+        self._leads: Counter[int] = before._leads if before else Counter()
+        self._staleness_told: Counter[int] = before._staleness_told if before else Counter()
+        self._leads_told: Counter[int] = before._leads_told if before else Counter()
+        self._count: int = before._count if before else 0
         self._before: Clocks | None = (
             None  # of a generation that is over, until it is known what of it counts
         )
@@ -230,6 +263,9 @@ class Shard:
 
     def expects(self, message: Request) -> int | None:
         """How many bytes must come with a message that travels over the network; None: it is not for us."""
+        if isinstance(message, Forward):
+            copied = self._copied.get(message.group)
+            return None if copied is None else copied.length * self.dtype.itemsize * message.is_given
         if isinstance(message, (Push, Put, Pull, Add, Gain, Level)):
             group = self._groups.get(message.group)
             if group is None or getattr(message, "vector", "params") not in self._vectors:
@@ -246,7 +282,8 @@ class Shard:
     def handle(self, worker: int, message: Request, payload: Tensor | None) -> Iterator[Reply]:
         """Deal with a message; `payload` is its vector, None where that lies in common memory."""
         if worker and (
-            isinstance(message, (Put, GiveState)) or (isinstance(message, Push) and message.settings)
+            isinstance(message, (Put, GiveState, GiveContent, GoBack, Begin))
+            or (isinstance(message, Push) and message.settings)
         ):
             raise OutOfTurn(f"worker {worker} says what is worker 0's to say")
         if isinstance(message, Push):
@@ -267,11 +304,15 @@ class Shard:
             if payload is not None:
                 self._vectors[message.vector][self._groups[message.group].slice] = payload
             self._news.note(message.group, None)
+            if self._holding:
+                self._holding.begin(message.group)
             if self._exchange and message.vector == "params":
                 self._exchange.begin(message.group)
             yield worker, Done(number=message.number), None
         elif isinstance(message, (Offer, Take, Add, Combine, Measure)):
             yield from self._evaluate(worker, message, payload)
+        elif isinstance(message, (Forward, Forwarded, AskHolding, GoBack, AskContent, GiveContent, Begin)):
+            yield from self._hold(worker, message, payload)
         elif isinstance(message, (Gain, Level, Meet)):
             if self._exchange is None:
                 raise OutOfTurn("there are no other server groups")
@@ -279,7 +320,8 @@ class Shard:
             if not isinstance(message, Meet):
                 self._news.note(message.group, None)
         elif isinstance(message, AskState):
-            yield worker, State(states=states.pack(self._updates.export())), None
+            spans = [span for group in self._groups.values() for span in group.spans]
+            yield worker, State(states=states.pack(self._updates.export(spans))), None
         elif isinstance(message, GiveState):
             spans = [span for group in self._groups.values() for span in group.spans]
             self._updates.restore(spans, states.unpack(message.states))
@@ -291,6 +333,39 @@ class Shard:
             yield worker, Done(number=message.number), None
         elif isinstance(message, AskReport):
             yield worker, self.report(), None
+
+    def _hold(
+        self,
+        worker: int,
+        message: Forward | Forwarded | AskHolding | GoBack | AskContent | GiveContent | Begin,
+        payload: Tensor | None,
+    ) -> Iterator[Reply]:
+        """What servers have of each other's groups."""
+        holding = self._holding
+        if holding is None:
+            raise OutOfTurn("servers of this run have no copies")
+        if isinstance(message, Forward):
+            if message.group not in holding.counts:
+                raise OutOfTurn(f"group {message.group} has not been given to this server")
+            gradient = payload if message.is_given else None
+            skipped = frozenset(message.skipped)
+            holding.apply_as(message.settings, message.group, gradient, skipped, message.used)
+            yield worker, Forwarded(number=next(self._numbers), group=message.group), None
+        elif isinstance(message, Forwarded):
+            self._arrived[message.group] += 1
+            yield from self._answer()
+        elif isinstance(message, AskHolding):
+            yield worker, Holds(counts=holding.counts, used=holding.used, used_in=holding.used_in), None
+        elif isinstance(message, AskContent):
+            yield worker, Content(content=holding.content(message.group)), None
+        else:
+            if isinstance(message, GoBack):
+                holding.go_back(message.count)
+            elif isinstance(message, Begin):
+                holding.keep(self._groups.keys() | self._copied.keys())
+            else:
+                holding.take(message.group, message.content, message.count, message.used, message.used_in)
+            yield worker, Done(number=message.number), None
 
     def _evaluate(
         self, worker: int, message: Offer | Take | Add | Combine | Measure, payload: Tensor | None
@@ -407,26 +482,33 @@ class Shard:
 
     def _answer(self) -> Iterator[Reply]:
         """Tell those who wait for parameters that are fresh enough by now."""
+        outbox, self._outbox = self._outbox, []
+        yield from outbox
         still = []
-        for worker, group, step in self._unanswered:
-            if self._clocks.may_read(step):
-                yield self._fresh(worker, group)
+        for one in self._unanswered:
+            if self._arrived[one.group] >= one.forwarded and self._clocks.may_read(one.step):
+                yield self._fresh(one.worker, one.group)
             else:
-                still.append((worker, group, step))
+                still.append(one)
         self._unanswered = still
         if self._exchange:
             yield from self._exchange.messages()
 
     def _answer_all(self, worker: int) -> Iterator[Reply]:
         """A worker that has left does not go on with what it reads, so it need not be fresh."""
-        for other, group, _ in self._unanswered:
-            if other == worker:
-                yield self._fresh(worker, group)
-        self._unanswered = [entry for entry in self._unanswered if entry[0] != worker]
+        self._unanswered = [
+            replace(one, step=-math.inf) if one.worker == worker else one for one in self._unanswered
+        ]
+        yield from self._answer()
 
     def _apply(self, update: "_Update") -> None:
         """One update of a group by its gradients together."""
-        if update.given:
+        if self._holding:
+            with telemetry.timed("update"):
+                self._apply_and_forward(self._holding, update)
+            if update.given:
+                self._note(update)
+        elif update.given:
             with telemetry.timed("update"):
                 for span in update.group.spans:
                     if self._diary and self._diary.has(span):
@@ -446,7 +528,30 @@ class Shard:
             if self._exchange:
                 self._exchange.note(update.group.index)
         for worker, gradient in zip(update.workers, update.gradients, strict=True):
-            self._unanswered.append((worker, update.group.index, gradient.push.step + 1))
+            index = update.group.index
+            step, forwarded = gradient.push.step + 1, self._forwarded[index]
+            self._unanswered.append(_Unanswered(worker, index, step, forwarded))
+
+    def _apply_and_forward(self, holding: Holding, update: "_Update") -> None:
+        """Here, and where the copy is: the same gradient, with the same settings."""
+        group, gradient = update.group, None
+        if update.given:
+            gradient = torch.empty(group.length, dtype=self.dtype)
+            for span in group.spans:
+                gradient[span.start - group.start : span.stop - group.start] = self._added(update, span)
+        used = {w: one.push.used for w, one in zip(update.workers, update.gradients, strict=True)}
+        holding.apply(group.index, gradient, update.skipped, used)
+        if group.copy is not None:
+            message = Forward(
+                number=next(self._numbers),
+                group=group.index,
+                is_given=gradient is not None,
+                skipped=tuple(sorted(update.skipped)),
+                settings=named_numbers(self._optimizer),
+                used=used,
+            )
+            self._forwarded[group.index] += 1
+            self._outbox.append((self._copier(group.copy), message, gradient))
 
     def _added(self, update: "_Update", span: Span) -> Tensor:
         """The weighted sum in the order of the workers, made where it fits a cache."""

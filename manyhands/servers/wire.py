@@ -7,7 +7,7 @@ where they arrived, without a copy of ours.
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -132,13 +132,14 @@ class WirePort:
         self._identities.pop(worker, None)
 
     def hang_up(self) -> None:
-        """Between hosts a run ends with its first death."""
+        """Between hosts a generation ends with its first death."""
         raise PeerLost("a worker of another host is gone")
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
         self._socket.disable_monitor()
-        for part in (self._monitor, self._door, self._socket):
+        for part in (self._monitor, self._door):
             part.close()
+        self._socket.close(None if linger else 0)
         self._context.term()
 
 
@@ -147,8 +148,16 @@ class WireLine:
 
     secret = b""
 
-    def __init__(self, server: int, endpoint: str, key: bytes, keys: Keys) -> None:
+    def __init__(
+        self,
+        server: int,
+        endpoint: str,
+        key: bytes,
+        keys: Keys,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.server = server
+        self._check = check  # called while waiting, and may raise
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         for option, value in (
@@ -193,6 +202,7 @@ class WireLine:
         ready = self._socket.poll(_PATIENCE_MS)
         if ready:
             return
+        self._check()
         with contextlib.suppress(zmq.Again):
             while True:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
@@ -203,8 +213,8 @@ class WireLine:
         if not self._connected and time.monotonic() > self._deadline:
             raise PeerLost(f"server {self.server} did not answer within {_CONNECT_S:.0f} s")
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
         self._socket.disable_monitor()
         self._monitor.close()
-        self._socket.close()
+        self._socket.close(None if linger else 0)
         self._context.term()

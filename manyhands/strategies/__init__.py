@@ -95,6 +95,15 @@ def admit(strategy: Strategy, asked: Asked) -> None:
     strategy.check(asked)
 
 
+def admit_copies(strategy: Strategy, *, have_hosts: bool) -> None:
+    """Refuse copies where they would be of no use: other hosts that may come and go are all that they are for."""
+    if strategy.copies and not have_hosts:
+        raise UsageError(
+            f"copies={strategy.copies} is for `launch --hosts`: on one host, what a dead server had is in the host's "
+            "memory anyway, and under torchrun, MPI and Slurm a run ends with its first death; leave copies out"
+        )
+
+
 def admit_model(strategy: Strategy, parameters: Sequence[str]) -> None:
     """Refuse a model, by the names of its parameters, that lacks a layer which the settings name."""
     for layer in strategy.layers:

@@ -32,6 +32,7 @@ class ParameterServer(Strategy):
     bound: int | None = None  # for stale: steps that a worker may be ahead of the slowest
     cache: bool = False  # one push and one pull per host and step: its workers add up first (Nexus)
     every: tuple[str, ...] = ()  # `classifier=4`: push the mean of this layer's gradients of 4 steps (Nexus)
+    copies: int = 0  # of what each server has, on another host; with --hosts
     POSITIONAL: ClassVar[str] = "consistency"  # `parameter-server:async` will do
 
     def __post_init__(self) -> None:
@@ -43,6 +44,8 @@ class ParameterServer(Strategy):
             )
         if self.bound is not None and self.bound < 0:
             raise UsageError(f"bound={self.bound}: a worker may be 0 or more steps ahead of the slowest")
+        if self.copies not in (0, 1):
+            raise UsageError(f"copies={self.copies}: what a server has can be on 0 or 1 other hosts")
         layers.numbers("every", self.every)
 
     @property
@@ -71,6 +74,10 @@ class ParameterServer(Strategy):
     def survives(self) -> bool:
         """What a worker that speaks for others keeps back of a layer's gradients would be lost with it."""
         return not (self.cache and self.every)
+
+    @property
+    def serves_hosts(self) -> bool:
+        return not self.cache and not self.every
 
     @property
     def lockstep(self) -> bool:

@@ -115,6 +115,16 @@ class Strategy:
         return None
 
     @property
+    def serves_hosts(self) -> bool:
+        """Whether its servers may be on several hosts that come and go."""
+        return False
+
+    @property
+    def copies(self) -> int:
+        """Of what each server has, how many are on other hosts."""
+        return 0
+
+    @property
     def cached(self) -> bool:
         """Whether the workers of a host share a replica, and one of them speaks with the servers for all."""
         return False

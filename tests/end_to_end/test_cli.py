@@ -187,6 +187,8 @@ def files(here: Path) -> Path:
         ("launch folder", ["'folder'"]),
         ("launch --workers 0 notes.txt", ["workers=0"]),
         ("launch --threads 0 notes.txt", ["0 threads"]),
+        ("launch --strategy parameter-server:copies=1 --servers 1 notes.txt", ["copies=1", "--hosts"]),
+        ("launch --strategy parameter-server:copies=2 --servers 1 notes.txt", ["copies=2", "0 or 1"]),
         ("launch --strategy nope notes.txt", ["'nope'", *STRATEGIES]),
         ("launch --strategy single notes.txt", ["1 worker, not 2"]),
         ("launch --out notes.txt notes.txt", ["notes.txt", "--out"]),

@@ -19,7 +19,10 @@ from tests.faults.harness import Fault
 
 AnyRan = harness.Ran | on_hosts.Ran
 
-# With the number of servers, and a learning rate that fits: an update from all batches, from one, or late.
+ON_HOSTS = " on emulated hosts"
+
+# With the number of servers (there, of each host), and a learning rate that fits: an update from all batches, from one,
+# or late.
 STRATEGIES = (
     ("all-reduce", 0, 0.05),
     ("parameter-server:sync", 2, 0.05),
@@ -36,7 +39,15 @@ STRATEGIES = (
     ("parameter-server:sync,cache=true", 2, 0.05),
     ("parameter-server:sync,every=output=2", 1, 0.05),
     ("worker-groups:groups=2", 2, 0.02),
-    *([] if emulation.available() else [("all-reduce on emulated hosts", 0, 0.05)]),
+    *(
+        []
+        if emulation.available()
+        else [
+            ("all-reduce on emulated hosts", 0, 0.05),
+            ("parameter-server:sync,copies=1 on emulated hosts", 1, 0.05),
+            ("parameter-server:async,copies=1 on emulated hosts", 1, 0.01),
+        ]
+    ),
 )
 LAYOUTS = ((2, 2), (1, 2, 1), (2, 1, 1))  # workers of each host
 WORKERS = 4
@@ -51,8 +62,8 @@ def one(seed: int, folder: Path) -> tuple[AnyRan, str]:
     server, which always is."""
     draw = random.Random(seed)
     strategy, servers, lr = STRATEGIES[seed % len(STRATEGIES)]
-    if "hosts" in strategy:
-        return one_on_hosts(draw, folder, strategy, lr), strategy
+    if ON_HOSTS in strategy:
+        return one_on_hosts(draw, folder, strategy, servers, lr), strategy
     victims = draw.sample(range(WORKERS), draw.randrange(1, WORKERS))
     kinds = ["kill"] * 8 + ["segfault", "stop"]
     faults = [Fault(who, draw.uniform(0.0, LATEST_S), draw.choice(kinds)) for who in victims]
@@ -76,27 +87,44 @@ def one(seed: int, folder: Path) -> tuple[AnyRan, str]:
     return ran, strategy
 
 
-def one_on_hosts(draw: random.Random, folder: Path, strategy: str, lr: float) -> on_hosts.Ran:
-    """One run with a kill of a worker, and the loss of a host that does not come back or of the way to it."""
-    layout = draw.choice(LAYOUTS)
+def one_on_hosts(draw: random.Random, folder: Path, strategy: str, servers: int, lr: float) -> on_hosts.Ran:
+    """One run with a kill of a worker or a server, and the loss of a host that does not come back or of the way to it.
+
+    With servers there are three hosts and some seconds between the two: one loss at a time is what one copy is for.
+    """
+    layout = draw.choice(LAYOUTS[1:] if servers else LAYOUTS)
     host = draw.randrange(len(layout))
     away = draw.randrange(1, len(layout))
+    later_s = draw.uniform(1.0, 4.0) + (2.0 if servers else 0.0)
     faults = [
-        on_hosts.Fault((host, draw.randrange(layout[host])), draw.uniform(0.0, LATEST_S)),
-        on_hosts.Fault((away,), draw.uniform(1.0, 4.0), draw.choice(["host", "vanish"]))
+        on_hosts.Fault((host, draw.randrange(layout[host] + servers)), draw.uniform(0.0, LATEST_S)),
+        on_hosts.Fault((away,), later_s, draw.choice(["host", "vanish"]))
         if draw.random() < 0.5
-        else on_hosts.Fault(
-            (away,), draw.uniform(1.0, 4.0), draw.choice(["cut", "part"]), draw.uniform(0.5, 6.0)
-        ),
+        else on_hosts.Fault((away,), later_s, draw.choice(["cut", "part"]), draw.uniform(0.5, 6.0)),
     ]
-    return on_hosts.run(folder, layout, faults, digits=True, epochs=EPOCHS, pause_s=0.02, lr=lr)
+    return _run_on_hosts(folder, layout, faults, strategy, servers, lr=lr, pause_s=0.03 if servers else 0.02)
+
+
+def _run_on_hosts(
+    folder: Path,
+    layout: tuple[int, ...],
+    faults: list[on_hosts.Fault],
+    strategy: str,
+    servers: int,
+    **settings: float,
+) -> on_hosts.Ran:
+    name = strategy.removesuffix(ON_HOSTS)
+    everywhere = [servers] * len(layout)
+    return on_hosts.run(
+        folder, layout, faults, strategy=name, servers=everywhere, digits=True, epochs=EPOCHS, **settings
+    )
 
 
 def calm(folder: Path, strategy: str, servers: int, lr: float) -> AnyRan:
     """A run in which nobody dies."""
+    if ON_HOSTS in strategy:
+        return _run_on_hosts(folder, LAYOUTS[0], [], strategy, servers, pause_s=PAUSE_S, lr=lr)
     settings = {"digits": True, "epochs": EPOCHS, "pause_s": PAUSE_S, "lr": lr}
-    if "hosts" in strategy:
-        return on_hosts.run(folder, LAYOUTS[0], [], **settings)
     return harness.run(folder, [], workers=WORKERS, strategy=strategy, servers=servers, **settings)
 
 

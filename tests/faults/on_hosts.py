@@ -1,8 +1,8 @@
 """Runs on emulated hosts, with faults. A fault is data, `(where, when, kind)`, and the run says whether it fired.
 
-`when` is seconds after the first step. `where` is for the kind `kill` a host and a worker of it; a host for `host`
-(every process of it is killed) and `vanish` (the same, with its cable pulled first); and hosts, for some seconds, for
-`cut` (each from all others) and `part` (these from the others).
+`when` is seconds after the first step. `where` is for the kind `kill` a host and a process of it, the servers after the
+workers; a host for `host` (every process of it is killed) and `vanish` (the same, with its cable pulled first); and
+hosts, for some seconds, for `cut` (each from all others) and `part` (these from the others).
 """
 
 import json
@@ -53,9 +53,12 @@ def run(
     faults: Sequence[Fault],
     *,
     strategy: str = "all-reduce",
+    servers: Sequence[int] = (),
+    code: int = 0,
     **settings: Any,
 ) -> Ran:
-    """Train on so many workers of each host, with these faults; `settings` are for the script."""
+    """Train on so many workers and servers of each host, with these faults; `settings` are for the script, and `code`
+    is how the launchers are to end."""
     script = [str(harness.SCRIPT), str(folder), json.dumps({"faults": [], **settings})]
     with ExitStack() as stack:
         net = stack.enter_context(EmulatedHosts(len(layout)))
@@ -73,15 +76,16 @@ def run(
 
         place = f"{len(layout)}@{net.address(0)}"
         first = ["--hosts", place, "--workers", str(layout[0]), "--threads", "1", "--strategy", strategy]
-        launch(0, *first, "--out", str(out), *script)
+        serving = [["--servers", str(count)] if count else [] for count in servers or [0] * len(layout)]
+        launch(0, *first, *serving[0], "--out", str(out), *script)
         _wait_for((out / "join.json").exists)
         for host, workers in enumerate(layout[1:], start=1):
-            launch(host, "--join", str(out), "--workers", str(workers))
+            launch(host, "--join", str(out), "--workers", str(workers), *serving[host])
         fired = _watch(net, launchers, folder, layout, list(faults))
         said = (folder / "said-0").read_text()
         doomed = {host for fault in fired if fault.kind in ("host", "vanish") for host in fault.where}
         codes = {host: one.wait(20) for host, one in enumerate(launchers) if host not in doomed}
-        assert set(codes.values()) == {0}, (
+        assert set(codes.values()) == {code}, (
             codes,
             [(folder / f"said-{h}").read_text()[-3000:] for h in codes],
         )

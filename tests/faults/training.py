@@ -60,6 +60,8 @@ def net() -> nn.Module:
 def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     if name == "momentum":
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    if name == "plain":
+        return torch.optim.SGD(model.parameters(), lr=lr)
     if name == "LBFGS":
         return torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=4)
     assert name == "Adam", name
@@ -67,7 +69,21 @@ def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=lr, eps=0.01)
 
 
+class Counts(nn.Module):
+    """Counts, in each of its parameters and in every part of them, how often updates have used each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = nn.Parameter(torch.zeros(LENGTH, 16))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return -self.counts[indices].sum()
+
+
 def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    if isinstance(model, Counts):
+        used: Tensor = model(batch[2])
+        return used
     inputs, targets = batch[:2]
     if targets.dtype == torch.int64:
         return nn.functional.cross_entropy(model(inputs), targets)
@@ -107,7 +123,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(settings.get("seed", 0))
     digits = Digits() if settings.get("digits") else None
-    model = digits.model() if digits else net()
+    model = digits.model() if digits else Counts() if settings.get("counts") else net()
     made = optimizer(settings.get("optimizer", "momentum"), model, settings.get("lr", LR))
     session = mh.session(
         model, made, watched, clip_norm=settings.get("clip_norm"), seed=settings.get("seed", 0)

@@ -247,3 +247,62 @@ def test_one_that_others_need_for_their_replica_cannot_leave() -> None:
     roster = in_crews(4, 2)
     roster.hear(here(1, leaving=True))
     assert roster.answer(0) is None
+
+
+def with_servers() -> Roster:
+    """Workers 0 and 1000 on two hosts, and a server beside each; all are at work."""
+    roster = Roster([], most=1000)
+    roster.expected, roster.expected_servers = 2, 2
+    for member in (0, 1, 1000, 1001):
+        assert roster.turn is None, "not all have come"
+        roster.hear(new_on(member))
+    turn = roster.answer(0)
+    assert isinstance(turn, Turn)
+    for member in roster.seated:
+        roster.hear(here(member, 1, turn=turn, host=member // 1000, serves=member % 1000 == 1))
+    return roster
+
+
+def new_on(member: int) -> Here:
+    return here(member, -1, waits=True, host=member // 1000, serves=member % 1000 == 1, commits=0)
+
+
+def test_servers_that_are_members_have_seats_after_the_workers() -> None:
+    roster = with_servers()
+    assert roster.turn is not None
+    assert roster.turn.members == (0, 1000)
+    assert roster.turn.servers == (1, 1001)
+    assert roster.turn.hosts == (0, 1, 0, 1)
+
+
+def test_a_server_that_dies_ends_the_generation_and_a_new_one_begins_another() -> None:
+    roster = with_servers()
+    roster.end(1001)
+    assert roster.answer(1) == Over(generation=1, gone=(1001,))
+    for member in (0, 1000):
+        roster.hear(here(member, 1, waits=True, host=member // 1000, turn=roster.turn))
+        assert roster.answer(member) is None, "the other server has not left yet"
+    roster.hear(here(1, 1, waits=True, serves=True, turn=roster.turn))
+    turn = roster.answer(1)
+    assert isinstance(turn, Turn)
+    assert (turn.members, turn.servers, turn.heirs) == ((0, 1000), (1,), 2)
+    for member in roster.seated:
+        roster.hear(here(member, 2, turn=turn, host=member // 1000, serves=member == 1))
+    roster.hear(here(1002, -1, waits=True, host=1, serves=True))
+    assert roster.answer(0) == Change(generation=2)
+
+
+def test_without_a_worker_servers_have_nobody_to_wait_for() -> None:
+    roster = with_servers()
+    for member in (0, 1000):
+        roster.end(member)
+    roster.hear(here(1, 1, waits=True, serves=True, turn=roster.turn))
+    assert isinstance(roster.answer(1), No)
+
+
+def test_a_coordinator_that_was_started_again_learns_who_serves() -> None:
+    before = with_servers()
+    roster = Roster([], most=1000)
+    roster.hear(here(0, 1, turn=before.turn))
+    assert roster.seated == before.seated
+    assert roster.servers == {1, 1001}

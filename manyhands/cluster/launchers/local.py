@@ -20,6 +20,8 @@ ADDRESS = "MANYHANDS_ADDRESS"
 """The host's number and its address, in a run that may have several hosts."""
 NUMBER = "MANYHANDS_NUMBER"
 """By which people know this worker, where that is not its first rank."""
+SERVES = "MANYHANDS_SERVES"
+"""Set in a server, in a run that may have several hosts: how many it has on each may change."""
 IS_NEW = "MANYHANDS_IS_NEW"
 """Set where the run has begun without this worker."""
 
@@ -55,6 +57,7 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
         first_workers=workers,
         members=tuple(range(workers)) if INVITATION in environ else (),
         is_new=is_new,
+        is_server=SERVES in environ,
         host=whole_number(environ, HOST) if HOST in environ else 0,
         address=environ.get(ADDRESS),
         launcher="manyhands",
