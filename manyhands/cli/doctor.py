@@ -20,7 +20,7 @@ PROBES = {
     "float32 matrices": "import torch; a = torch.ones(64, 64); (a @ a).sum().item()",
     "bfloat16 matrices": "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()",
     "Gloo (between hosts)": "import torch.distributed as d; assert d.is_gloo_available()",
-    "GPU": "import torch; assert torch.cuda.is_available(), 'none found'",
+    "GPU": "import sys, torch; torch.cuda.is_available() or sys.exit('none found')",
     "MPI (mpi4py)": "import mpi4py.MPI",
     "LMDB": "import lmdb",
 }

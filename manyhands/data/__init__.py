@@ -8,6 +8,7 @@ from manyhands.data import cifar, digits, images, lmdb_file, npz, synthetic, tex
 from manyhands.data.idx import FASHION_MNIST, MNIST
 from manyhands.data.lmdb_file import to_lmdb
 from manyhands.data.loading import gather, prefetch
+from manyhands.data.pictures import PictureSettings
 from manyhands.data.request import Progress, Request, Source
 from manyhands.data.sets import Data, Samples, Store, StoredSet
 from manyhands.errors import UnknownName, UsageError
@@ -51,12 +52,14 @@ DATASETS: dict[str, Source] = {
         form="images:DIR",
         description="your pictures, in one folder per class, with or without train and test folders above",
         load=images.load,
+        settings=PictureSettings,
         augmented=True,
     ),
     "npz": Source(
         form="npz:FILE",
         description="your numpy archive with x and y, and x_test and y_test if it is split already",
         load=npz.load,
+        settings=PictureSettings,
         augmented=True,
     ),
     "lmdb": Source(

@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from manyhands.data.pictures import pictures
-from manyhands.data.request import NoSettings, Request
+from manyhands.data.pictures import PictureSettings, pictures
+from manyhands.data.request import Request
 from manyhands.data.sets import Data, hold_out
 from manyhands.data.transforms import Scale
 from manyhands.errors import DataError
@@ -47,7 +47,7 @@ class FolderStore:
         return torch.from_numpy(np.array(fitted)).permute(2, 0, 1)
 
 
-def load(request: Request, settings: NoSettings) -> Data:
+def load(request: Request, settings: PictureSettings) -> Data:
     """Every subfolder is a class; without a test folder a seeded tenth is held out."""
     root = request.path("images:DIR")
     if not root.is_dir():
@@ -73,6 +73,7 @@ def load(request: Request, settings: NoSettings) -> Data:
         shape=(3, size, size),
         classes=len(classes),
         scale=Scale(),
+        normalize=settings.normalize(request.text, (3, size, size)),
     )
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands.data.pictures import pictures
-from manyhands.data.request import NoSettings, Request
+from manyhands.data.pictures import PictureSettings, pictures
+from manyhands.data.request import Request
 from manyhands.data.sets import ArrayStore, Data, hold_out
 from manyhands.data.transforms import Scale
 from manyhands.errors import DataError
@@ -17,7 +17,7 @@ from manyhands.errors import DataError
 _HELD_OUT = 0.1
 
 
-def load(request: Request, settings: NoSettings) -> Data:
+def load(request: Request, settings: PictureSettings) -> Data:
     """Bytes are pictures and are scaled to [0, 1]; other numbers are taken as they are."""
     path = request.path("npz:FILE")
     arrays = _read(path)
@@ -42,6 +42,7 @@ def load(request: Request, settings: NoSettings) -> Data:
         shape=tuple(x.shape[1:]),
         classes=int(torch.cat([y, y_test]).max()) + 1,
         scale=Scale() if x.dtype == torch.uint8 else None,
+        normalize=settings.normalize(request.text, tuple(x.shape[1:])),
     )
 
 
@@ -50,7 +51,8 @@ def _read(path: Path) -> dict[str, "np.ndarray[Any, Any]"]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as a numpy archive of plain arrays ({error})") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged, or something else"
+        raise DataError(f"{path} cannot be read as a numpy archive of plain arrays ({reason})") from None
 
 
 def _inputs(array: "np.ndarray[Any, Any]", path: Path) -> Tensor:

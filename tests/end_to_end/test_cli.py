@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from tests.end_to_end.commands import Done, manyhands, parameters, same_bits
 VERBS = ("train", "launch", "list", "convert", "doctor")
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
-FLAGS = {"train": 20, "launch": 8, "list": 0, "convert": 2, "doctor": 0}
+FLAGS = {"train": 21, "launch": 8, "list": 0, "convert": 2, "doctor": 0}
 
 SUMMARY = {
     *("samples_per_second", "loss", "accuracy", "steps", "samples", "workers", "bytes_sent", "wall_s"),
@@ -94,7 +95,15 @@ def test_hosts_are_for_strategies_that_step_together(here: Path, capsys: pytest.
     done = call(capsys, "launch", *words)
     assert done.code == 2
     assert "and hogwild is not one of them" in done.err
-    assert call(capsys, "launch", "--hosts", "two", "script.py").code == 2
+    assert "and hogwild is not one of them" in call(capsys, "train", *words[:-1]).err
+    assert "like 2@10.0.0.1" in call(capsys, "launch", "--hosts", "two", "script.py").err
+    assert "at least 1 host" in call(capsys, "train", "--hosts", "0").err
+    for elsewhere in ("192.0.2.1", "192.0.2.1:29400", "no.such.name.invalid:29400"):
+        done = call(capsys, "train", "--hosts", f"2@{elsewhere}")
+        assert f"{elsewhere.partition(':')[0]} is no address of this host" in done.err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} of 127.0.0.1" in call(capsys, "train", "--hosts", f"2@127.0.0.1:{port}").err
 
 
 @pytest.mark.parametrize(

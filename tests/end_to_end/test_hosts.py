@@ -1,6 +1,9 @@
 """`manyhands train` over emulated hosts: the same result as on one host, and the bytes it says it sends."""
 
 import json
+import subprocess
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,15 @@ import pytest
 import torch
 
 from manyhands.lab import hosts
-from tests.end_to_end.commands import assert_close, manyhands, on_one_host, parameters
+from tests.end_to_end.commands import (
+    BIN,
+    TIMEOUT_S,
+    assert_close,
+    clean_environment,
+    manyhands,
+    on_one_host,
+    parameters,
+)
 from tests.end_to_end.on_hosts import places, run_on_hosts
 
 WHY_NOT = hosts.available()
@@ -64,6 +75,36 @@ def test_the_bytes_are_those_of_the_network_interface(emulated: Run) -> None:
     assert emulated.summary["bytes_sent"] == pytest.approx(sum(emulated.sent_bytes), rel=0.15)
     for sent in emulated.sent_bytes:
         assert sent > 8 * PARAMETER_BYTES, "every step's gradients have left every host"
+
+
+def test_train_with_a_launcher_on_each_host_is_the_same(tmp_path: Path) -> None:
+    """Who comes later settles with the others how high the rate is: it is that of four workers."""
+    out = tmp_path / "run"
+    with ExitStack() as stack:
+        net = stack.enter_context(hosts.EmulatedHosts(2))
+
+        def start(host: int, *words: str) -> subprocess.Popen[str]:
+            command = [*net.command_prefix(host), str(BIN / "manyhands"), *words]
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            one = subprocess.Popen(command, env=clean_environment(), text=True, **pipes)  # type: ignore[call-overload]
+            stack.callback(one.communicate)
+            stack.callback(one.kill)
+            return one
+
+        first = start(0, *TRAIN, "--hosts", f"2@{net.address(0)}", *f"--workers 3 --json --out {out}".split())
+        while first.poll() is None and not (out / "join.json").exists():
+            time.sleep(0.02)
+        other = start(1, "launch", "--join", str(out), "--workers", "1")
+        said, errors = first.communicate(timeout=TIMEOUT_S)
+        assert (first.returncode, other.wait(20)) == (0, 0), errors
+    theirs, alone = on_one_host(*TRAIN, workers=4)
+    assert_close(parameters(out), theirs)
+    summary = json.loads(said)
+    assert (summary["hosts"], summary["workers"], summary["samples"]) == (2, 4, alone["samples"])
+    assert "learning rate 0.1 = 0.025 × 4" in errors
+    assert json.loads((out / "plan.json").read_text())["cluster"]["workers"] == 3, (
+        "of this host: to do it again"
+    )
 
 
 SKIPPING = """

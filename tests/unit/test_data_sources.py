@@ -85,6 +85,32 @@ def test_the_middle_square_is_cut_out(tmp_path: Path) -> None:
     assert torch.equal(images, torch.ones(1, 3, 8, 8))
 
 
+def test_pictures_are_normalised_by_what_is_given(tmp_path: Path) -> None:
+    write_pictures(tmp_path, COLOURS)
+    given = "mean=0.5-0.25-0.0,deviation=0.5-1-2"
+    plain, _ = load(f"images:{tmp_path}").train.batch(torch.arange(2), 0)
+    images, _ = load(f"images:{tmp_path},{given}").train.batch(torch.arange(2), 0)
+    mean, deviation = (torch.tensor(row).view(3, 1, 1) for row in ((0.5, 0.25, 0.0), (0.5, 1.0, 2.0)))
+    assert torch.equal(images, (plain - mean) / deviation)
+    to_lmdb(load(f"images:{tmp_path},{given}"), tmp_path / "a.lmdb")
+    same(load(f"lmdb:{tmp_path / 'a.lmdb'}"), load(f"images:{tmp_path},{given}"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("mean=0.5,deviation=0.5", "mean has 1 numbers and the samples have 3 channels"),
+        ("mean=0.5-0.5-0.5", "deviation has 0 numbers and the samples have 3 channels"),
+        ("mean=0.5-0.5-0.5,deviation=1-0-1", "a deviation must be above 0"),
+        ("mean=white", "expected a number"),
+    ],
+)
+def test_a_normalisation_that_does_not_fit(tmp_path: Path, given: str, message: str) -> None:
+    write_pictures(tmp_path, COLOURS)
+    with pytest.raises(UsageError, match=message):
+        load(f"images:{tmp_path},{given}")
+
+
 def test_a_broken_picture_is_named(tmp_path: Path) -> None:
     write_pictures(tmp_path, COLOURS)
     broken = tmp_path / "red" / "3.png"
@@ -134,6 +160,8 @@ def test_npz_of_plain_features(tmp_path: Path) -> None:
     assert load(f"npz:{tmp_path / 'a.npz'}").shape == (20,)
     with pytest.raises(UsageError, match=r"shape \(20,\) are not pictures"):
         load(f"npz:{tmp_path / 'a.npz'}", size=8)
+    with pytest.raises(UsageError, match="mean and deviation are for pictures"):
+        load(f"npz:{tmp_path / 'a.npz'},mean=0.5,deviation=0.5")
 
 
 @pytest.mark.parametrize(

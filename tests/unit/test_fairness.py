@@ -1,5 +1,6 @@
 """One rule for the learning rate and the number of updates, used where the person names no optimizer."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -165,6 +166,23 @@ def test_the_rate_grows_from_nothing_and_stays() -> None:
     cosine = rates(Train(schedule="cosine"), 4, 2)
     both = rates(Train(schedule="cosine", warm_up=1.0), 4, 2)
     assert both == pytest.approx([cosine[0] / 2, *cosine[1:]])
+
+
+def test_who_comes_later_reckons_with_what_the_first_ones_did() -> None:
+    """It may find other workers than those with whom the run began."""
+    first, later = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr) for lr in (0.3, 0.4))
+    train = Train(warm_up=1.0, schedule="cosine")
+    theirs = job.scheduled(first, job.Share(train, 40, 10))
+    ours = job.scheduled(later, job.Share(train, 60, 15))
+    assert theirs
+    assert ours
+    first.step()
+    theirs.step()
+    ours.load_state_dict(json.loads(json.dumps(theirs.state_dict())))
+    for scheduler in (theirs, ours):
+        scheduler.optimizer.step()
+        scheduler.step()
+    assert later.param_groups[0]["lr"] == first.param_groups[0]["lr"]
 
 
 def test_the_rule_needs_no_torch() -> None:

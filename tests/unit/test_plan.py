@@ -37,6 +37,7 @@ stages = 1
 
 [cluster]
 workers = 4
+hosts = "2@10.0.0.1:29400"
 most_workers = 6
 replace = 1
 servers = 2
@@ -64,7 +65,9 @@ PLAN = Plan(
     data="synthetic:3x32x32:10,samples=128",
     strategy="parameter-server:consistency=async",
     placement="pipeline:stages=1",
-    cluster=Cluster(workers=4, most_workers=6, replace=1, servers=2, threads=1, device="cpu"),
+    cluster=Cluster(
+        workers=4, hosts="2@10.0.0.1:29400", most_workers=6, replace=1, servers=2, threads=1, device="cpu"
+    ),
     train=Train(
         epochs=3,
         steps=7,
@@ -122,7 +125,7 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
         *("--model", "mlp:hidden=512-256", "--data", "synthetic:3x32x32:10,samples=128"),
         *("--placement", "pipeline:stages=1"),
         *("--strategy", "parameter-server:consistency=async", "--workers", "4:6", "--servers", "2"),
-        *("--threads", "1", "--device", "cpu"),
+        *("--hosts", "2@10.0.0.1:29400", "--threads", "1", "--device", "cpu"),
         *("--epochs", "3", "--steps", "7", "--batch", "16", "--optimizer", "adamw:lr=0.001", "--seed", "11"),
         *("--save-every", "500 steps", "--keep", "5"),
     )
@@ -219,7 +222,7 @@ def test_a_world_that_someone_else_started_says_how_many_workers(
         ("[train]\nbatchsize = 3", r"unknown key in \[train\] 'batchsize'; known: epochs, steps, batch"),
         (
             "[cluster]\ngpus = 3",
-            r"unknown key in \[cluster\] 'gpus'; known: workers, most_workers, replace, servers, threads, device",
+            r"unknown key in \[cluster\] 'gpus'; known: workers, hosts, most_workers, replace, ",
         ),
         ("[model]\nhidden = 3", r"\[model\] needs a name"),
         ("[model]\nname = 3", r"\[model\] needs a name"),
