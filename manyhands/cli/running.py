@@ -120,7 +120,7 @@ def elastic_terms(
         if not strategy.survives or not is_fit:
             raise UsageError(
                 f"--hosts is for strategies whose workers take every step together, and for servers without `cache` "
-                f"and `every`, and {strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
+                f"and `every`, and {strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm"
             )
         return Elastic(
             most=most if most > workers else NUMBERS,
