@@ -141,15 +141,16 @@ def stations(member: Member | None, first: Station) -> Iterator[Station]:
 
 
 def _next_station(seat: Seat, member: Member) -> Station:
+    last, follows = seat.generation, True
     while True:
         member.on_over()
         turn, way = _turn(seat, member)
+        # Whoever has a seat sees every turn, also of generations that nobody gets into.
+        follows, last = follows and turn.generation == last + 1, turn.generation
         member.on_over = way.wires.cut
         with contextlib.suppress(PeerLost):
             member.check()
-            station = Station(_seat(seat, member, turn), member.check, way.wires)
-            member.enter(commits=0, steps=0)
-            return station
+            return Station(_seat(seat, member, turn), member.check, way.wires, follows=follows)
 
 
 def _turn(seat: Seat, member: Member, **state: Any) -> tuple[Turn, Way]:

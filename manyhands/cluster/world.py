@@ -188,13 +188,19 @@ class World:
 class Station:
     """A server's place in a run, or, where hosts come and go, in one generation: who is there, and the host's memory.
 
-    `check` and `wires` are those of `World`.
+    `check` and `wires` are those of `World`. It `follows` if the server was in every generation since its last station.
     """
 
     def __init__(
-        self, seat: Seat, check: Callable[[], None] = lambda: None, wires: Wires | None = None
+        self,
+        seat: Seat,
+        check: Callable[[], None] = lambda: None,
+        wires: Wires | None = None,
+        *,
+        follows: bool = True,
     ) -> None:
         self.seat = seat
+        self.follows = follows
         self.rank = seat.rank
         self.check = check
         self._wires = wires or Wires()

@@ -64,9 +64,9 @@ class Holding:
         self.counts[group] = self.counts.get(group, 0)
         self._before.pop(group, None)
 
-    def begin_generation(self, generation: int) -> None:
-        """What a server has that was left out of a generation is of no use."""
-        if generation != self._generation + 1:
+    def begin_generation(self, generation: int, *, follows: bool = True) -> None:
+        """What a server has that was left out of the one before is of no use."""
+        if not follows:
             self.forget(list(self.counts))
         self._generation = generation
 
@@ -139,10 +139,14 @@ class Holding:
 
     def take(self, index: int, content: bytes, count: int, used: Mapping[int, int], used_in: int) -> None:
         """All of a group, from another server, after so many updates."""
-        group, known = self._groups[index], states.unpack(content)
+        group, known = self._groups.get(index), states.unpack(content)
         vectors = known.pop(_VECTORS, {})
-        if vectors.keys() != self.vectors.keys() or any(len(v) != group.length for v in vectors.values()):
-            raise NotAMessage(f"group {index} has other vectors here")
+        if (
+            group is None
+            or vectors.keys() != self.vectors.keys()
+            or any(not isinstance(v, Tensor) or v.shape != (group.length,) for v in vectors.values())
+        ):
+            raise NotAMessage(f"group {index} has other vectors here, or is not there at all")
         for name, values in vectors.items():
             self.vectors[name][group.slice] = values
         self.updates.take(group.spans, known)

@@ -96,7 +96,7 @@ def _shard(
 ) -> Shard:
     seat, memory = party.seat, scheme.memory(station.arena, party)
     assert seat.server is not None
-    holding.begin_generation(seat.generation)
+    holding.begin_generation(seat.generation, follows=station.follows)
     workers = speakers(party, cached=False)
     near = set(party.neighbours.beside(seat.rank)).intersection(workers)
     return Shard(

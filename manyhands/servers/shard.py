@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from manyhands import telemetry
 from manyhands.replica.layout import Place, Span
-from manyhands.replica.updates import Updates, named_numbers, set_named_numbers
+from manyhands.replica.updates import Updates, is_element_wise, named_numbers, set_named_numbers
 from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.diary import Diary, round_key
@@ -357,6 +357,8 @@ class Shard:
         elif isinstance(message, AskHolding):
             yield worker, Holds(counts=holding.counts, used=holding.used, used_in=holding.used_in), None
         elif isinstance(message, AskContent):
+            if message.group not in holding.counts:
+                raise OutOfTurn(f"group {message.group} is not here")
             yield worker, Content(content=holding.content(message.group)), None
         else:
             if isinstance(message, GoBack):
@@ -539,6 +541,8 @@ class Shard:
             gradient = torch.empty(group.length, dtype=self.dtype)
             for span in group.spans:
                 gradient[span.start - group.start : span.stop - group.start] = self._added(update, span)
+        # An optimizer of the user's own may change the gradient that it is given.
+        sent = gradient if gradient is None or is_element_wise(self._optimizer) else gradient.clone()
         used = {w: one.push.used for w, one in zip(update.workers, update.gradients, strict=True)}
         holding.apply(group.index, gradient, update.skipped, used)
         if group.copy is not None:
@@ -551,7 +555,7 @@ class Shard:
                 used=used,
             )
             self._forwarded[group.index] += 1
-            self._outbox.append((self._copier(group.copy), message, gradient))
+            self._outbox.append((self._copier(group.copy), message, sent))
 
     def _added(self, update: "_Update", span: Span) -> Tensor:
         """The weighted sum in the order of the workers, made where it fits a cache."""

@@ -112,7 +112,7 @@ def test_whoever_was_left_out_of_a_generation_has_nothing() -> None:
     holding = server()
     holding.begin_generation(2)
     assert holding.counts
-    holding.begin_generation(4)
+    holding.begin_generation(4, follows=False)
     assert not holding.counts
 
 
