@@ -17,11 +17,11 @@ from manyhands.cluster.world import Station, World
 from manyhands.comm.comm import Comm, Served
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import UsageError
+from manyhands.replica import packing
 from manyhands.replica.lent import Lent
 from manyhands.replica.part import Part
 from manyhands.replica.replica import Loss, Replica
 from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, spread
-from manyhands.servers import states as packing
 from manyhands.servers.cache import HostServers
 from manyhands.servers.client import Servers
 from manyhands.servers.joining import connect, ordinary, own_vectors, serve

@@ -200,7 +200,7 @@ class Session:
         self._change_is_due = False
         self._replica: Replica | None = None
         self.has_state = True  # not where the others have gone on without this worker
-        # Whether the replica lacks a step that counts, or is torn, so that another host's must be taken.
+        # Whether the replica lacks a step that counts, so that another host's must be taken.
         self.is_behind = False
         self.takeovers = 0  # how often this worker has become what another one was
         recovery.surviving(self, self._enter_first)

@@ -423,6 +423,8 @@ class Servers:
 
     def offer(self, portions: int) -> None:
         """Begin an evaluation of so many portions, or end the step with none; all that was asked before is done."""
+        if not portions:  # no server may have the step if one of them has not changed its parameters yet
+            self._ask(lambda: AskStanding(number=self._number()))
         self._ask(lambda: Offer(number=self._number(), portions=portions))
 
     def take(self) -> int | None:
@@ -521,7 +523,7 @@ class Servers:
         rounds = max(one.rounds for one in standings)
         behind = [one.rounds < rounds for one in standings]
         counts = not any(behind) and all(one.is_complete for one in standings)
-        factor = next(one.factor for one in standings if one.rounds == rounds)
+        factor = min(one.factor for one in standings if one.rounds == rounds)  # of one that had nothing: 1
         for line, is_behind in zip(self._lines, behind, strict=True):
             line.send(encode(Resolve(number=self._number(), counts=counts or is_behind, factor=factor)))
         for line in self._lines:

@@ -19,7 +19,7 @@ from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.parameters import trained
 from manyhands.replica.piece import Piece
-from manyhands.replica.updates import Updates, is_element_wise
+from manyhands.replica.updates import Updates
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
 from manyhands.servers.diary import MOST_NOTED, Diary, Notes
@@ -174,11 +174,9 @@ def _server(
     known = dict(zip(*trained(model, optimizer), strict=True))
     if params.device != next(iter(known.values())).device:
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    # Another can go on if this one dies, where all that it knows is in common memory; limiting the norm changes
-    # gradients there, and so cannot be finished by another.
+    # Another can go on if this one dies, where all that it knows is in common memory.
     is_here = len(near) == len(workers) <= MOST_NOTED and party.count == 1
-    is_plain = clip_norm is None and is_element_wise(optimizer)
-    is_kept = survives and is_here and is_plain
+    is_kept = survives and is_here
     if memory.had_a_server(index) and not is_kept:
         raise PeerLost(f"server {index} died, and nobody can go on with what it knew")
     updates = Updates(
@@ -186,9 +184,7 @@ def _server(
         scheme.layout,
         params,
         allocate=memory.state,
-        numbers=(lambda rows, columns: memory.allocate(rows * columns, torch.float64).view(rows, columns))
-        if is_kept
-        else None,
+        common=memory if is_kept else None,
         exact=len(workers) == 1,
     )
     own = [span for group in scheme.groups if group.server == index for span in group.spans]

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from manyhands.comm.transports import drawers
 from manyhands.comm.transports.arena import PAGE, Arena
+from manyhands.comm.transports.drawers import Drawers
 
-_BASE = 1 << 40  # what workers hand out among themselves grows from 0 and does not come near
-_MORE = 2 << 40  # what servers hand out among themselves
-_PARTY = 1 << 44  # from one party's memory to the next
+_BASE = 1 << 61  # what workers hand out among themselves, generation by generation, does not come near
+_MORE = 1 << 47  # from there to what servers hand out among themselves
+_PARTY = 1 << 48  # from one party's memory to the next
 _ALIGN = 2 << 20  # a huge page
 _SECRET_BYTES = 16
 
@@ -43,7 +45,7 @@ class Memory:
         self._offsets: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
         self._start = self._next = _BASE + party * _PARTY
-        self._more = _MORE
+        self._more = self._start + _MORE
         self._notes = (workers, groups, places)
         self._place("secrets", os.sysconf("SC_PAGESIZE"))
         self._place("versions", groups * 8)
@@ -91,6 +93,11 @@ class Memory:
         region = self._arena.at(self._more, size_bytes)
         self._more += -(-size_bytes // PAGE) * PAGE
         return torch.frombuffer(region, dtype=dtype, count=max(1, length))[:length]
+
+    def drawers(self, count: int) -> Drawers:
+        """Places for bytes, in the same way."""
+        start, self._more = self._more, self._more + drawers.BYTES
+        return Drawers(self._arena.fd, start, count)
 
     def had_a_server(self, server: int) -> bool:
         """Whether there was one in this place before."""

@@ -1,7 +1,8 @@
 """Runs with faults. A fault is data, `(who, when, kind)`; the run's supervisor gets it, and says whether it fired.
 
 `who` is a worker's number. `when` is a step, in the middle of whose forward pass the worker does it to itself, or a
-number of seconds after the first step, when the supervisor does it.
+number of seconds after the first step, when the supervisor does it. A fault of the kind `update` kills a worker, or a
+server by its rank, in the middle of so many calls of its optimizer (`training.Own`).
 """
 
 import json
@@ -34,8 +35,8 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One worker, one moment, one kind: kill, stop, segfault, leave; or server, of which `who` is the number; or
-    coordinator (which has no `who`)."""
+    """One worker, one moment, one kind: kill, stop, segfault, leave, update; or server, of which `who` is the number;
+    or coordinator (which has no `who`)."""
 
     who: int
     when: float | int

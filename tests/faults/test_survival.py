@@ -122,7 +122,26 @@ def test_a_worker_dies_under_servers(strategy: str, tmp_path: Path) -> None:
         checks.one_history(ran, "momentum")
 
 
-@pytest.mark.parametrize("strategy", [one for one in SERVED if "every" not in one and "stale" not in one])
+def test_a_worker_dies_in_the_middle_of_an_update_by_an_optimizer_that_nobody_knows(tmp_path: Path) -> None:
+    faults = [Fault(1, 4, "update"), Fault(0, 13, "update")]
+    ran = harness.run(tmp_path, faults, optimizer="Own", lr=0.01)
+    check(ran, faults, {2})
+    checks.one_history(ran, "Own", lr=0.01)
+
+
+def test_a_server_dies_in_the_middle_of_an_update_by_such_an_optimizer(tmp_path: Path) -> None:
+    """And with a limit to the norm, which the servers know only together."""
+    faults = [Fault(4, 7, "update")]
+    settings = {"optimizer": "Own", "lr": 0.01, "clip_norm": 0.5}
+    ran = harness.run(tmp_path, faults, strategy="parameter-server:sync", servers=2, replace=1, **settings)
+    check(ran, faults, {0, 1, 2})
+    assert len(ran.of("server")) == 1
+    checks.one_history(ran, **settings)
+
+
+@pytest.mark.parametrize(
+    "strategy", [*(one for one in SERVED if "every" not in one and "stale" not in one), "sandblaster"]
+)
 def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_path: Path) -> None:
     workers = 4 if "groups" in strategy else 3
     faults = [Fault(1, 0.2, "server")]
@@ -133,7 +152,7 @@ def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_
         strategy=strategy,
         servers=2,
         replace=1,
-        optimizer="Adam",
+        optimizer="LBFGS" if strategy == "sandblaster" else "Adam",
         pause_s=0.02,
     )
     check(ran, faults, set(range(workers)))
