@@ -234,7 +234,7 @@ class Session:
     @property
     def can_go_on(self) -> bool:
         """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
-        if self.member is None or not self.strategy.survives or self._others():
+        if self.member is None or self._others():
             return False
         # A model that is being divided for the first time is whole nowhere.
         turn = self.member.turn

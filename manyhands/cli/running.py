@@ -115,7 +115,7 @@ def elastic_terms(
         )
     stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
     if hosts is not None:
-        if not strategy.survives or not strategy.lockstep or strategy.rule is not None:
+        if not strategy.lockstep or strategy.rule is not None:
             raise UsageError(
                 f"--hosts is for strategies whose workers take every step together and need no servers, and "
                 f"{strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
@@ -128,10 +128,8 @@ def elastic_terms(
             address=_meeting_address(hosts[1]),
         )
     is_alone = mesh.replicas == 1 or strategy.rule is not None if mesh.members > 1 else most == 1
-    if not strategy.survives or is_alone:
+    if is_alone:
         return None  # servers of parts do not know how to do without a worker
-    if strategy.rule is not None:
-        most = workers  # the memory that workers share with servers has room for no more
     return Elastic(
         most=most,
         replace=REPLACE if replace is None else replace,
@@ -207,7 +205,9 @@ def join_run(address: str, command: list[str], workers: int = 1) -> int:
         local.INVITATION: invite.invitation.text(),
         local.IS_NEW: "1",
         local.NUMBER: str(os.getpid()),
-        local.SIZE: str(invite.workers),
+        local.SIZE: str(invite.workers + invite.servers),
+        local.MOST: str(invite.most),
+        SERVERS: str(invite.servers),
         **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
     }
     try:

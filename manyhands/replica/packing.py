@@ -19,15 +19,15 @@ def pack(known: Mapping[str, Mapping[str, Any]]) -> bytes:
     """By parameter and name, as `Updates.export` gives it."""
     numbers: States = {}
     tensors: dict[str, Tensor] = {}
-    for param, values in known.items():
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
-                value = "tensor"
-            numbers.setdefault(param, {})[name] = value
     try:
+        for param, values in known.items():
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    tensors[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
+                    value = "tensor"
+                numbers.setdefault(param, {})[name] = value
         return msgspec.msgpack.encode([numbers, save(tensors) if tensors else b""])
-    except (TypeError, ValueError, OverflowError, SafetensorError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError, SafetensorError) as error:
         raise NotStates(str(error)) from None
 
 

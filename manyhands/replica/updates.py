@@ -330,10 +330,10 @@ class Updates:
         drawer = _SECOND if self.numbers[row, 0] == _FIRST else _FIRST
         known = {self._layout.places[piece.places[0]].name: dict(self._told(piece))}
         try:
-            self._drawers.put(2 * row + drawer - 1, packing.pack(known))
+            fits = self._drawers.put(2 * row + drawer - 1, packing.pack(known))
         except packing.NotStates:
             return _ELSEWHERE
-        return drawer
+        return drawer if fits else _ELSEWHERE
 
     def take_from_others(self, spans: Iterable[Span]) -> None:
         """Go on with spans that others have updated until now: all their state is where everyone sees it."""
@@ -366,7 +366,8 @@ class Updates:
             if drawer == _ELSEWHERE:
                 raise TornUpdate(
                     f"the state that {type(self._optimizer).__name__} has for {self._layout.places[index].name} is not "
-                    "made of numbers and tensors, so nobody can go on with it; go on from the last checkpoint"
+                    "made of numbers and tensors, or is too large, so nobody can go on with it; go on from the last "
+                    "checkpoint"
                 )
             if drawer != _EMPTY:
                 known |= packing.unpack(self._drawers.get(2 * row + drawer - 1))

@@ -55,6 +55,12 @@ class Memory:
         for name, size_bytes in (("rounds", groups * 8), ("samples", groups * 8), ("missing", places)):
             self._place(f"notes/{name}", workers * size_bytes)
 
+        for number in range(2):
+            self._place(f"kept/{number}", length * dtype.itemsize)
+        self._place("kept/serials", 2 * 8)
+        self._place("kept/words", 2 * groups * 3 * 8)
+        self._place("kept/missing", 2 * places)
+
     def _place(self, name: str, size_bytes: int) -> None:
         self._offsets[name] = self._next
         self._next += -(-max(size_bytes, 1) // _ALIGN) * _ALIGN
@@ -86,6 +92,18 @@ class Memory:
         samples = self._vector("notes/samples", workers * groups, torch.int64).view(workers, groups)
         missing = self._vector("notes/missing", workers * places, torch.uint8).view(workers, places)
         return rounds, samples, missing
+
+    @property
+    def kept(self) -> list[Tensor]:
+        """Two versions of the gradients that a worker keeps back for its host."""
+        return [self._vector(f"kept/{number}", self._length, self._dtype) for number in range(2)]
+
+    def kept_words(self) -> tuple[Tensor, Tensor, Tensor]:
+        """By version its serial; by version and group three words; by version and parameter what was missing."""
+        _, groups, places = self._notes
+        serials = self._vector("kept/serials", 2, torch.int64)
+        words = self._vector("kept/words", 2 * groups * 3, torch.int64).view(2, groups, 3)
+        return serials, words, self._vector("kept/missing", 2 * places, torch.uint8).view(2, places)
 
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
         """More of it, zero-filled at first; all servers must ask, in the same order."""

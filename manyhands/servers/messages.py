@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+Serial = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Everything a worker says has a number, which only grows: what comes twice is dropped."""
@@ -105,12 +107,14 @@ class Gain(Said, frozen=True):
     """From a server to its counterpart in another server group: what it has added to a group that is at home there."""
 
     group: int
+    serial: Serial  # how often it has told so far
 
 
 class Level(Said, frozen=True):
     """The answer: what home has now."""
 
     group: int
+    serial: Serial
 
 
 class Meet(Said, frozen=True):

@@ -150,6 +150,8 @@ class Shard:
         """Go on where another server died: put right what it was changing, and finish what it had begun."""
         diary = self._diary
         assert diary is not None
+        if self._exchange:
+            self._exchange.take_over()
         diary.take_over(self._updates)
         self._updates.take_from_others(span for group in self._groups.values() for span in group.spans)
         self._clocks.rounds, self._generation = diary.rounds, diary.generation
@@ -159,7 +161,7 @@ class Shard:
         if diary.planned is None:
             return
         rounds, group, workers = diary.planned
-        if group < 0 and self._clocks.rule.teams == 1:
+        if group < 0 and not self._clocks.rule.weighs:
             updates = self._noted(self._generation, rounds)
         else:  # none of them has pushed anything since
             groups = [self._groups[group]] if group >= 0 else list(self._groups.values())
@@ -203,9 +205,16 @@ class Shard:
         self._generation = generation
         if self._diary:
             self._diary.generation = generation
+        if self._exchange:
+            self._exchange.regroup()
+
+    def reunite(self, guest: int) -> Iterator[Reply]:
+        """A server of another server group is there."""
+        if self._exchange:
+            yield from self._exchange.reunite(guest)
 
     def _standing(self) -> Standing:
-        if self._clocks.rule.teams > 1:
+        if self._clocks.rule.teams * self._clocks.rule.parties > 1:
             return Standing(rounds=0, is_complete=False)  # teams know nothing of each other's steps
         begun = self._before.begun() if self._before else []
         # What waits for a norm that nobody has put together yet is made again.

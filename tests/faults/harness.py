@@ -258,6 +258,38 @@ def alone_and_late(steps: Sequence[Sequence[int]], pauses: Collection[int], *, l
     return nn.utils.parameters_to_vector(params).detach()
 
 
+def alone_and_kept_back(
+    steps: Sequence[Sequence[int]], pauses: Collection[int], *, optimizer: str, layer: str, every: int
+) -> Tensor:
+    """The same where of one layer the mean of so many gradients is applied at once; at a pause, of those there are."""
+    from tests.faults import training
+
+    net = training.net()
+    made = training.optimizer(optimizer, net, training.LR)
+    data = training.Numbered(training.LENGTH)
+    params = list(net.parameters())
+    late = [name.startswith(f"{layer}.") for name, _ in net.named_parameters()]
+    kept: list[tuple[Tensor, ...]] = []
+
+    def apply(gradients: Sequence[Tensor] | None, held: Sequence[Sequence[Tensor]]) -> None:
+        means = [torch.stack(some).mean(0) for some in zip(*held, strict=True)]
+        for index, param in enumerate(params):
+            param.grad = means[index] if late[index] and means else None
+            if not late[index] and gradients:
+                param.grad = gradients[index]
+        made.step()
+
+    for number, ids in enumerate(steps, 1):
+        gradients = torch.autograd.grad(training.loss(net, data.batch(torch.tensor(ids), 0)), params)
+        kept.append(gradients)
+        apply(gradients, kept if len(kept) == every else [])
+        kept = kept if len(kept) < every else []
+        if number in pauses and kept:
+            apply(None, kept)
+            kept = []
+    return nn.utils.parameters_to_vector(params).detach()
+
+
 def alone(
     steps: Sequence[Sequence[int]], *, optimizer: str, lr: float, clip_norm: float | None = None
 ) -> Tensor:

@@ -6,7 +6,7 @@ Nobody has to know beforehand how long the bytes will be: addresses are plenty, 
 import os
 import struct
 
-BYTES = 1 << 46  # of addresses, for all drawers together
+BYTES = 1 << 42  # of addresses, for all drawers together
 _LENGTH = struct.Struct("q")
 
 
@@ -18,12 +18,16 @@ class Drawers:
         self._start = start
         self._room = BYTES // max(1, count)
 
-    def put(self, number: int, content: bytes) -> None:
+    def put(self, number: int, content: bytes) -> bool:
+        """Says whether there was room for it."""
+        if _LENGTH.size + len(content) > self._room:
+            return False
         at = self._at(number)
         for part in (_LENGTH.pack(len(content)), memoryview(content)):
             while part:
                 written = os.pwrite(self._fd, part, at)
                 at, part = at + written, part[written:]
+        return True
 
     def get(self, number: int) -> bytes:
         at = self._at(number)
