@@ -289,18 +289,8 @@ def _repair(session: "Session", turn: Turn) -> int:
     heirs = turn.members[: turn.heirs]
     ranks = session.world.host.ranks
     dead = {index for index, rank in enumerate(ranks) if members[rank] not in heirs}
-    if replica.is_journaled:
-        return replica.recover(dead, attempt=turn.generation)
-    if len(session.world.hosts) > 1:
-        session.is_behind = bool(dead) and replica.begun > session.steps_here  # torn
-        return replica.begun
-    if session.world.size > 1 and replica.begun > session.steps_here:
-        name = type(session.optimizer).__name__
-        raise TornUpdate(
-            f"a worker died while parameters were being updated, and nobody can finish the work of {name} for it; "
-            "go on from the last checkpoint"
-        )
-    return session.steps_here
+    # A worker that is alone changes nothing that others would have to put right.
+    return replica.recover(dead, attempt=turn.generation) if replica.is_journaled else session.steps_here
 
 
 def enter(session: "Session", turn: Turn | None, way: Way | None = None) -> None:

@@ -18,18 +18,18 @@ from manyhands.cluster.world import Station, World
 from manyhands.comm.comm import Comm, Served
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost, ServersLost, UsageError
+from manyhands.replica import packing
 from manyhands.replica.lent import Lent
 from manyhands.replica.part import Part
 from manyhands.replica.replica import Loss, Replica
 from manyhands.replica.state import NUMBER, TENSOR, VECTOR, States, load_model, spread
-from manyhands.servers import states as packing
 from manyhands.servers.cache import HostServers
 from manyhands.servers.client import Levelled, Servers
 from manyhands.servers.joining import connect, ordinary, own_vectors, serve
 from manyhands.servers.messages import Report
 from manyhands.servers.ownership import LOTS
 from manyhands.servers.parts import outline, tell, told
-from manyhands.servers.party import own_party, party_of_part
+from manyhands.servers.party import deserted_parties, own_party, party_of_part
 from manyhands.servers.roaming import roam
 from manyhands.servers.scheme import Scheme, describe
 from manyhands.strategies import Strategy
@@ -129,6 +129,11 @@ def join(
     line = None
     if rank == speaker:
         line = connect(party, arena, scheme, rule, vectors, clip_norm, host.check_peers, cached=cached)
+        if world.rank == 0:
+            deserted = [] if part else deserted_parties(world.seat, world.neighbours, rule.parties)
+            line.deserted = [
+                connect(other, arena, scheme, rule, vectors, check=host.check_peers) for other in deserted
+            ]
     lent = Lent(
         layout=scheme.layout,
         params=vectors.params,
@@ -160,7 +165,7 @@ def _resolve(line: Servers | None, replica: Replica, world: World) -> None:
     """The servers have the parameters; see that all have made the same steps, and take over what they have."""
     assert world.comm.servers is not None
     _spread(replica, world)
-    rounds = line.resolve() if line and world.rank == 0 else 0
+    rounds = line.resolve() if line and line.leads else 0
     world.comm.servers.go_on(int(world.exchange([float(rounds)])[0][0]))
     world.comm.sum_of(0.0)
 
@@ -231,6 +236,8 @@ def go_on(servers: Served, before: Served | None, world: World, *, counts: bool)
         if isinstance(before, Servers):
             servers.take_over(before, counts=counts)
         servers.keep_step(world.exchange(servers.steps_kept))
+    elif isinstance(servers, HostServers):
+        servers.take_over(before if isinstance(before, HostServers) else None)
 
 
 def _spread(replica: Replica, world: World) -> None:

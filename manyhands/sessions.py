@@ -211,7 +211,7 @@ class Session:
         self._change_is_due = False
         self._replica: Replica | None = None
         self.has_state = True  # not where the others have gone on without this worker
-        # Whether the replica lacks a step that counts, or is torn, so that another host's must be taken.
+        # Whether the replica lacks a step that counts, so that another host's must be taken.
         self.is_behind = False
         self.takeovers = 0  # how often this worker has become what another one was
         recovery.surviving(self, self._enter_first)
@@ -247,7 +247,7 @@ class Session:
     @property
     def can_go_on(self) -> bool:
         """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
-        if self.member is None or not self.strategy.survives or self._others():
+        if self.member is None or self._others():
             return False
         # A model that is being divided for the first time is whole nowhere.
         turn = self.member.turn

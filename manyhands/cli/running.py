@@ -123,7 +123,7 @@ def elastic_terms(
     strategies.admit_copies(strategy, have_hosts=hosts is not None)
     if hosts is not None:
         is_fit = strategy.serves_hosts if strategy.rule is not None else strategy.lockstep
-        if not strategy.survives or not is_fit:
+        if not is_fit:
             raise UsageError(
                 "--hosts is for strategies whose workers take every step together, and for servers without `cache` and "
                 f"`every`, and {strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
@@ -137,10 +137,8 @@ def elastic_terms(
             address=meeting_address(place),
         )
     is_alone = mesh.replicas == 1 or strategy.rule is not None if mesh.members > 1 else most == 1
-    if not strategy.survives or is_alone:
+    if is_alone:
         return None  # servers of parts do not know how to do without a worker
-    if strategy.rule is not None:
-        most = workers  # the memory that workers share with servers has room for no more
     return Elastic(
         most=most,
         replace=REPLACE if replace is None else replace,
@@ -198,7 +196,9 @@ def join_run(address: str, command: list[str], workers: int = 1, servers: int = 
         local.INVITATION: invite.invitation.text(),
         local.IS_NEW: "1",
         local.NUMBER: str(os.getpid()),
-        local.SIZE: str(invite.workers),
+        local.SIZE: str(invite.workers + invite.servers),
+        local.MOST: str(invite.most),
+        SERVERS: str(invite.servers),
         **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
     }
     try:

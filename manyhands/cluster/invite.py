@@ -24,6 +24,8 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     strategy: str | None
     workers: int
+    servers: int
+    most: int
     launcher: int
     memory_fd: int
     mark: str

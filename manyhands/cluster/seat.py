@@ -36,8 +36,8 @@ class Seat:
     generation: int = 0
     members: tuple[int, ...] = ()
     """The numbers of all workers, by rank, where they may change."""
-    first_workers: int | None = None
-    """How many workers the run began with."""
+    most_workers: int | None = None
+    """How many workers there may be at once, where they may change."""
     host: int = 0
     """By which the coordinator knows the host, where a run may have several."""
     address: str | None = None
@@ -68,7 +68,7 @@ class Seat:
     @property
     def rows(self) -> int:
         """How many workers the memory that they share with servers has room for, whoever is there now."""
-        return self.workers if self.first_workers is None else self.first_workers
+        return self.workers if self.most_workers is None else self.most_workers
 
     @property
     def server(self) -> int | None:

@@ -92,13 +92,14 @@ def run(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_Signals())
         coordination = stack.enter_context(_coordinate(workers, servers, elastic)) if elastic else None
-        if coordination:
+        if coordination and elastic:
             ours |= coordination.environ
+            ours[local.MOST] = str(elastic.most)
         crew = stack.enter_context(
             Crew(on_line, on_output or on_line, arena=arena, name=lambda rank: _name(rank, workers, servers))
         )
         environs = [
-            {**os.environ, **environ, **ours, **_share(layout, rank, workers)}
+            {**os.environ, **ours, **environ, **_share(layout, rank, workers)}
             for rank in range(workers + servers)
         ]
 
@@ -129,6 +130,8 @@ def run(
                     command=command,
                     strategy=environ.get(local.STRATEGY),
                     workers=workers,
+                    servers=servers,
+                    most=elastic.most,
                     launcher=os.getpid(),
                     memory_fd=crew.memory_fd,
                     mark=host_mark(),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from manyhands.cluster.division import Division
 
 CHANNELS = 2  # of a schedule over a network
-GENERATION_BYTES = 1 << 42  # of a host's memory, which is sparse: what generations hand out does not meet
+GENERATION_BYTES = 1 << 47  # of a host's memory, which is sparse: what generations hand out does not meet
 
 
 class World:

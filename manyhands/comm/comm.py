@@ -60,7 +60,7 @@ class Served(Protocol):
     def made(self, steps: int) -> int:
         """How many steps all servers must have applied for this worker to have made so many in this generation."""
 
-    def flush(self) -> None:
+    def flush(self) -> object:
         """Push what was kept back, of layers that are not pushed in every step."""
 
     def settle(self) -> None:

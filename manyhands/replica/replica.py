@@ -34,7 +34,6 @@ from manyhands.replica.tables import Tables
 from manyhands.replica.updates import (
     Updates,
     hyper_parameters,
-    is_element_wise,
     needs_closure,
     set_hyper_parameters,
     vector_states,
@@ -100,8 +99,7 @@ class Replica:
         if self._host and circle is None:
             self._circle = Circle(self._host, tuple(range(self._workers)))
         self.lanes = lanes or self._workers
-        # The state of other optimizers is not all vectors and numbers, and stays with the owners.
-        self._journaled = journaled and self._workers > 1 and not lent and is_element_wise(optimizer)
+        self._journaled = journaled and self._workers > 1 and not lent
         # Whether no span is updated before the sums of all spans have come from the other hosts.
         self.gated = gated and self._host is not None
         self._names, self.parameters = self.part.trained(optimizer)
@@ -184,7 +182,7 @@ class Replica:
             self.layout,
             self.params,
             allocate=None if lent else lambda name: self._common_vector(length, dtype),
-            numbers=self._table if self._journaled else None,
+            common=self._host if self._journaled else None,
             exact=exact,
         )
         self._journal: Journal | None = None
@@ -211,9 +209,6 @@ class Replica:
         )
         self._gate = self._circle.host.progress() if self._circle and self._in_parts else None
         self._received = self._host.progress() if self._host and self.gated and self._workers > 1 else None
-
-    def _table(self, rows: int, columns: int) -> Tensor:
-        return self._vector(rows * columns, torch.float64, on_device=False).view(rows, columns)
 
     def _given_states(self) -> dict[str, dict[str, Any]]:
         """The state that the user's optimizer already has, as far as it concerns this part."""

@@ -8,13 +8,15 @@ is cut, so one piece may cover many small parameters or a part of a large one; o
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manyhands.errors import UsageError
+from manyhands.comm.transports.drawers import Drawers
+from manyhands.errors import TornUpdate, UsageError
+from manyhands.replica import packing
 from manyhands.replica.descent import Descent, is_simple
 from manyhands.replica.journal import Journal
 from manyhands.replica.layout import Layout, Span, slots
@@ -38,6 +40,13 @@ ELEMENT_WISE: tuple[type[Optimizer], ...] = (
 _IN_ONE_PASS: tuple[type[Optimizer], ...] = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 _REFUSED = (RuntimeError, TypeError, ValueError)  # what an optimizer raises that cannot take a gradient
+
+_EMPTY, _FIRST, _SECOND, _ELSEWHERE = (
+    0,
+    1,
+    2,
+    -1,
+)  # where a piece's state is, if it is not known what it is made of
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
 
@@ -143,6 +152,14 @@ def _try(trial: Optimizer, group: Mapping[str, Any], toy: Tensor, gradient: Tens
         bare_step(trial)(trial)
 
 
+class Common(Protocol):
+    """Memory that others see."""
+
+    def allocate(self, length: int, dtype: torch.dtype) -> Tensor: ...
+
+    def drawers(self, count: int) -> Drawers: ...
+
+
 class Updates:
     """Applies the optimizer span by span; holds the optimizer's state of the spans it was asked to update."""
 
@@ -152,7 +169,7 @@ class Updates:
         layout: Layout,
         params: Tensor,
         allocate: Callable[[str], Tensor] | None,
-        numbers: Callable[[int, int], Tensor] | None = None,
+        common: Common | None = None,
         exact: bool = True,
     ) -> None:
         self._optimizer = optimizer
@@ -166,10 +183,19 @@ class Updates:
         self.vectors: dict[str, Tensor] = {name: allocate(name) for name in names if allocate}
         self._pieces: dict[int, list[_Piece]] = {}
         # What the state has beside vectors, by place of a span, for whoever has to go on with another's spans: whether
-        # there is any, and the numbers.
-        self._number_names = number_states(optimizer) if numbers else {}
+        # there is any, and the numbers; or, where it may be anything, which of two drawers has it.
         self._slots = slots(layout)
-        self.numbers = numbers(self._slots[-1].stop, 1 + len(self._number_names)) if numbers else None
+        self._number_names: dict[str, torch.dtype] = {}
+        self._drawers: Drawers | None = None
+        self.numbers: Tensor | None = None
+        if common:
+            rows = self._slots[-1].stop
+            if is_element_wise(optimizer):
+                self._number_names = number_states(optimizer)
+            else:
+                self._drawers = common.drawers(2 * rows)
+            columns = 1 + len(self._number_names)
+            self.numbers = common.allocate(rows * columns, torch.float64).view(rows, columns)
         self._kept_to_rows: dict[str, bool] = {}  # by settings
         if not needs_closure(optimizer):  # else it gets whole vectors
             for place in layout.places:
@@ -238,7 +264,7 @@ class Updates:
             is_new = not piece.adopted
             if is_new:
                 self._adopt(piece)
-            if self.numbers is not None and (is_new or self._number_names):
+            if self.numbers is not None and (is_new or self._number_names or self._drawers):
                 self._note(span, piece)
 
     def _pieces_of(self, span: Span) -> list["_Piece"]:
@@ -290,27 +316,62 @@ class Updates:
         """Write down the numbers of a piece's state where the others see them."""
         assert self.numbers is not None
         state = self._twin.state.get(piece.tensor, {})
-        row = [float(bool(state)), *(float(state.get(name, 0.0)) for name in self._number_names)]
         first = self._slots[span.index].start + span.places.index(piece.places[0])
+        if self._drawers:
+            self.numbers[first] = self._put_away(first, piece)
+            return
+        row = [float(bool(state)), *(float(state.get(name, 0.0)) for name in self._number_names)]
         self.numbers[first : first + len(piece.places)] = torch.tensor(row, dtype=self.numbers.dtype)
+
+    def _put_away(self, row: int, piece: "_Piece") -> int:
+        """Write down a piece's state in that of its two drawers which nobody needs; returns which that is."""
+        assert self.numbers is not None
+        assert self._drawers is not None
+        drawer = _SECOND if self.numbers[row, 0] == _FIRST else _FIRST
+        known = {self._layout.places[piece.places[0]].name: dict(self._told(piece))}
+        try:
+            fits = self._drawers.put(2 * row + drawer - 1, packing.pack(known))
+        except packing.NotStates:
+            return _ELSEWHERE
+        return drawer if fits else _ELSEWHERE
 
     def take_from_others(self, spans: Iterable[Span]) -> None:
         """Go on with spans that others have updated until now: all their state is where everyone sees it."""
-        assert self.numbers is not None
+        find = self._found_in_drawers if self._drawers else self._found_in_numbers
         for span in spans:
-            rows = self.numbers[self._slots[span.index]].tolist()
-            known = {
-                self._layout.places[index].name: {
-                    **dict.fromkeys(self.vectors),
-                    **{
-                        name: torch.tensor(value, dtype=dtype)
-                        for (name, dtype), value in zip(self._number_names.items(), values, strict=True)
-                    },
-                }
-                for index, (has_state, *values) in zip(span.places, rows, strict=True)
-                if has_state
+            self._restore(span, find(span))
+
+    def _found_in_numbers(self, span: Span) -> dict[str, dict[str, Any]]:
+        assert self.numbers is not None
+        rows = self.numbers[self._slots[span.index]].tolist()
+        return {
+            self._layout.places[index].name: {
+                **dict.fromkeys(self.vectors),
+                **{
+                    name: torch.tensor(value, dtype=dtype)
+                    for (name, dtype), value in zip(self._number_names.items(), values, strict=True)
+                },
             }
-            self._restore(span, known)
+            for index, (has_state, *values) in zip(span.places, rows, strict=True)
+            if has_state
+        }
+
+    def _found_in_drawers(self, span: Span) -> dict[str, dict[str, Any]]:
+        assert self.numbers is not None
+        assert self._drawers is not None
+        known: dict[str, dict[str, Any]] = {}
+        first = self._slots[span.index].start
+        for row, index in enumerate(span.places, first):
+            drawer = int(self.numbers[row, 0])
+            if drawer == _ELSEWHERE:
+                raise TornUpdate(
+                    f"the state that {type(self._optimizer).__name__} has for {self._layout.places[index].name} is not "
+                    "made of numbers and tensors, or is too large, so nobody can go on with it; go on from the last "
+                    "checkpoint"
+                )
+            if drawer != _EMPTY:
+                known |= packing.unpack(self._drawers.get(2 * row + drawer - 1))
+        return known
 
     def _cut(self, span: Span) -> list["_Piece"]:
         """The fewest pieces: neighbours of one parameter group become one, unless they must stay whole."""
@@ -374,12 +435,16 @@ class Updates:
         wanted = self._pieces if spans is None else [span.index for span in spans]
         for index in wanted:
             for piece in self._pieces.get(index, ()):
-                for name, value in self._twin.state.get(piece.tensor, {}).items():
-                    if name in self.vectors and _same_memory(value, self.vectors[name][piece.slice]):
-                        value = None  # in the vector; named here so that a restore knows it existed
+                for name, value in self._told(piece):
                     for place in piece.places:
                         known.setdefault(self._layout.places[place].name, {})[name] = value
         return known
+
+    def _told(self, piece: "_Piece") -> Iterator[tuple[str, Any]]:
+        """A piece's state; None for what is in a vector: named so that a restore knows it existed."""
+        for name, value in self._twin.state.get(piece.tensor, {}).items():
+            is_there = name in self.vectors and _same_memory(value, self.vectors[name][piece.slice])
+            yield name, None if is_there else value
 
     def take_over(self, spans: Sequence[Span], given: Mapping[str, Mapping[str, Any]]) -> None:
         """Begin with the state that the user's optimizer already has, if it has any; `given` by parameter name."""
@@ -403,6 +468,9 @@ class Updates:
         """The same for some spans, while the others stay as they are."""
         for span in spans:
             self._restore(span, states)
+            if self.numbers is not None:
+                for piece in self._pieces[span.index]:
+                    self._note(span, piece)
 
     def _restore(self, span: Span, states: Mapping[str, Mapping[str, Any]]) -> None:
         pieces = self._cut(span)
@@ -426,8 +494,6 @@ class Updates:
                     value = value.clone()
                 self._twin.state[piece.tensor][name] = value
             piece.adopted = bool(known)
-            if self.numbers is not None:
-                self._note(span, piece)
 
 
 def _same_memory(value: Any, home: Tensor) -> bool:

@@ -20,11 +20,13 @@ class HostServers:
     is out of data takes part in its neighbours' steps, with nothing, until they are out of data too.
     """
 
-    keeps_back = False
+    keeps_back = False  # what the one that speaks keeps back is in the host's memory
 
     def __init__(self, host: Host, line: Servers | None, *, lockstep: bool) -> None:
         self._host = host
         self._rounds_before = 0  # steps that were made in generations before this one
+        self._flushes = 0  # in this one
+        self._serial = 0  # steps and flushes in all generations
         self._line = line
         self._lockstep = lockstep
         self._met = False
@@ -37,7 +39,16 @@ class HostServers:
             self._line.go_on(rounds)
 
     def made(self, steps: int) -> int:
-        return self._rounds_before + steps
+        return self._rounds_before + self._flushes + steps
+
+    def take_over(self, before: "HostServers | None") -> None:
+        """Go on with what was kept back in the generation before."""
+        serial = self._rounds_before
+        if not self._lockstep:  # servers do not know what the workers of a host have done together
+            serial = int(max(row[0] for row in self._host.exchange([before._serial if before else 0.0])))
+        self._serial = serial
+        if self._line:
+            self._line.recall(serial)
 
     def wait(self) -> None:
         if not self._lockstep and not self._met:
@@ -61,10 +72,15 @@ class HostServers:
     def finish(self) -> None:
         if self._line:
             self._line.finish()
+        if not self._lockstep:
+            self._host.barrier()  # else neighbours would count what dies with the one that speaks
+        self._serial += 1
 
     def flush(self) -> None:
-        if self._line:
-            self._line.flush()
+        has_flushed = self._line.flush() if self._line else False
+        flushed = int(self._host.exchange([float(has_flushed)])[0][0])
+        self._flushes += flushed
+        self._serial += flushed
 
     def settle(self) -> None:
         if self._line:
@@ -79,5 +95,6 @@ class HostServers:
         while any(row[0] for row in self._host.exchange([0.0])):
             self._met = True
             take_part(Share(parts=(), total=lambda: 0.0))
+        self.flush()
         if self._line:
             self._line.leave(take_part)

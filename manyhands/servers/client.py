@@ -16,6 +16,7 @@ from manyhands.replica.layout import Span
 from manyhands.replica.replica import Replica, Share
 from manyhands.replica.updates import named_numbers
 from manyhands.servers.consistency import Rule
+from manyhands.servers.cupboard import Cupboard
 from manyhands.servers.diary import Notes, round_key
 from manyhands.servers.kept_back import KeptBack
 from manyhands.servers.messages import (
@@ -121,6 +122,7 @@ class Servers:
         workers: int = 0,
         notes: Notes | None = None,
         roam: bool = False,
+        cupboard: Cupboard | None = None,
     ) -> None:
         self.worker = worker  # its number among those that these servers serve
         self.parties = rule.parties
@@ -151,10 +153,14 @@ class Servers:
         self._told: list[list[dict[str, list[float]]]] = [[] for _ in lines]
         self._minimizer: Minimizer | None = None
         self._closed = False
+        # Those of server groups that have no worker left, where this one speaks for them.
+        self.deserted: Sequence[Servers] = ()
         self.rounds = 0  # steps that were gathered from all workers and applied
         self._rounds_before = 0  # of those, in generations before this one
         self._flushes = 0  # of those, in this one, without a step of the session
         self._generation = generation
+        self._cupboard = cupboard  # for a neighbour that has to speak for the host in this worker's place
+        self._serial = 0  # steps and flushes, as the cupboard counts them
         self._notes = notes  # for a server that has to take over from one that died
         self.roam = roam  # whether servers come and go with their hosts
         self.levelled: Levelled | None = None  # and what they had as this generation began
@@ -337,8 +343,8 @@ class Servers:
         self._late.clear()
         self._end_step()
 
-    def flush(self) -> None:
-        """Push what was kept back, as a step of its own: nothing is left behind at a pause."""
+    def flush(self) -> bool:
+        """Push what was kept back, as a step of its own: nothing is left behind at a pause. Says whether any was."""
         waiting = [group for group in self.groups if group.every > 1 and self._kept_back[group.index].steps]
         if waiting:
             self.settle()
@@ -346,6 +352,13 @@ class Servers:
                 self._send_mean(group, self._kept_back[group.index])
             self._end_step()
             self._flushes += self._rule.gathers
+        return bool(waiting)
+
+    def recall(self, serial: int) -> None:
+        """Go on with what the worker that spoke for this host kept back, after so many steps and flushes."""
+        if self._cupboard:
+            self._serial = serial
+            self._kept_back = self._cupboard.found(serial)
 
     @property
     def keeps_back(self) -> bool:
@@ -390,6 +403,9 @@ class Servers:
             for group in self.groups:
                 if group.server not in self._pushed:
                     self._send_push(group, set(), self._seen[group.index], 0)
+        if self._cupboard:
+            self._serial += 1
+            self._cupboard.put(self._serial, self._kept_back)
         for line in self._lines:
             line.send(encode(Finish(number=self._number(), step=self._steps)))
         self._steps += 1
@@ -458,6 +474,8 @@ class Servers:
 
     def offer(self, portions: int) -> None:
         """Begin an evaluation of so many portions, or end the step with none; all that was asked before is done."""
+        if not portions:  # no server may have the step if one of them has not changed its parameters yet
+            self._ask(lambda: AskStanding(number=self._number()))
         self._ask(lambda: Offer(number=self._number(), portions=portions))
 
     def take(self) -> int | None:
@@ -494,6 +512,8 @@ class Servers:
         """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
         if self.leads:
             self._ask(lambda: Meet(number=self._number()))
+        for other in self.deserted:
+            other.meet()
 
     def leave(self, take_part: Callable[[Share], object]) -> None:
         """Nobody need wait for this worker until all workers have paused."""
@@ -556,11 +576,13 @@ class Servers:
         rounds = max(one.rounds for one in standings)
         behind = [one.rounds < rounds for one in standings]
         counts = not any(behind) and all(one.is_complete for one in standings)
-        factor = next(one.factor for one in standings if one.rounds == rounds)
+        factor = min(one.factor for one in standings if one.rounds == rounds)  # of one that had nothing: 1
         for line, is_behind in zip(self._lines, behind, strict=True):
             line.send(encode(Resolve(number=self._number(), counts=counts or is_behind, factor=factor)))
         for line in self._lines:
             self._answer_of(line, Done)
+        for other in self.deserted:
+            other.resolve()
         return rounds + counts
 
     # Servers that come and go with their hosts: at the beginning of a generation one worker sees to them
@@ -632,6 +654,8 @@ class Servers:
         self._closed = True
         for line in self._lines:
             line.close(linger=False)
+        for other in self.deserted:
+            other.drop()
 
     def states(self) -> list[bytes]:
         """What the optimizer knows besides vectors, from every server."""
@@ -655,6 +679,8 @@ class Servers:
             with contextlib.suppress(PeerLost):  # nothing is wanted of it any more
                 line.send(encode(Bye(number=self._number())))
             line.close()
+        for other in self.deserted:
+            other.close()
 
     # Talking
 

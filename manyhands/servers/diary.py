@@ -78,7 +78,10 @@ class Diary:
         self._journal = Journal(layout, vectors, numbers, memory.allocate, owners=servers, mine=server)
         count = max(1, len(hyper_parameters(optimizer)))
         self._settings = memory.allocate(servers * count, torch.float64).view(servers, count)[server].numpy()
-        self._words = memory.allocate(servers * 8, torch.int64).view(servers, 8)[server].numpy()
+        self._factor = memory.allocate(servers, torch.float64)[server : server + 1].numpy()
+        self._words = memory.allocate(servers * 9, torch.int64).view(servers, 9)[server].numpy()
+        # Parameters as they were, where a step can be taken back.
+        self.before = memory.allocate(layout.length, vectors[0].dtype)
 
     # By name, the words: each is written after what it stands for.
 
@@ -112,8 +115,9 @@ class Diary:
         values = hyper_parameters(self._optimizer)
         self._settings[: len(values)] = values
 
-    def plan(self, *, rounds: int, workers: Iterable[int], group: int = -1) -> None:
+    def plan(self, *, rounds: int, workers: Iterable[int], group: int, factor: float) -> None:
         """About to apply all groups of a round of some workers, or one worker's push of one group."""
+        self._factor[0] = factor
         self._words[5], self._words[6], self._words[7] = rounds, group, sum(1 << one for one in workers)
         self._words[3] = self._words[4] + 1
 
@@ -122,6 +126,20 @@ class Diary:
         self._words[1] = rounds
         self._words[4] = self._words[3]
 
+    def pass_over(self, rounds: int) -> None:
+        """There is nothing to apply in a round."""
+        self._factor[0] = 1.0
+        self._words[1] = rounds
+
+    def note_before(self) -> None:
+        """The parameters from before the step that is under way are kept."""
+        self._words[8] = self._words[1] + 1
+
+    @property
+    def keeps_before(self) -> bool:
+        """Whether they are, until the step is over."""
+        return bool(self._words[8] == self._words[1] + 1)
+
     @property
     def planned(self) -> tuple[int, int, list[int]] | None:
         """What a server was about to apply when it died: rounds, group, workers."""
@@ -129,6 +147,11 @@ class Diary:
             return None
         workers = [one for one in range(MOST_NOTED) if int(self._words[7]) >> one & 1]
         return int(self._words[5]), int(self._words[6]), workers
+
+    @property
+    def factor(self) -> float:
+        """By what the gradients that are planned, or were applied last, are to be multiplied."""
+        return float(self._factor[0])
 
     def has(self, span: Span) -> bool:
         """Whether what is planned is in this span already."""

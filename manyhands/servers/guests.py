@@ -1,11 +1,13 @@
 """How a server reaches its counterparts in other server groups: it goes to those after it, and those before it come."""
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
 
 from manyhands.comm.transports.arena import Arena
+from manyhands.errors import PeerLost
 from manyhands.servers.client import Line
 from manyhands.servers.messages import Hello, encode
 from manyhands.servers.near import NearLine
@@ -16,8 +18,10 @@ from manyhands.servers.scheme import Scheme
 class LinePort:
     """Lines with others, by the numbers that these have here, as a port like those at which a server listens."""
 
-    def __init__(self, lines: Mapping[int, Line]) -> None:
-        self._lines = dict(lines)
+    def __init__(self, numbers: Iterable[int], reach: Callable[[int], Line]) -> None:
+        self._reach = reach
+        self._lines = {number: reach(number) for number in numbers}
+        self._lost: list[int] = []
 
     @property
     def numbers(self) -> Iterable[int]:
@@ -29,17 +33,33 @@ class LinePort:
 
     def take(self) -> Iterator[tuple[int, bytes, Tensor | None]]:
         for number, line in list(self._lines.items()):
-            while number in self._lines and (found := line.take(wait=False)) is not None:
+            while number in self._lines and (found := self._taken(number, line)) is not None:
                 yield number, *found
 
+    def _taken(self, number: int, line: Line) -> tuple[bytes, Tensor | None] | None:
+        try:
+            return line.take(wait=False)
+        except PeerLost:
+            self._lost.append(number)
+            raise
+
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
-        self._lines[worker].send(content, vector)
+        with contextlib.suppress(PeerLost):  # that it is gone is noticed when we next listen to it
+            self._lines[worker].send(content, vector)
 
     def forget(self, worker: int) -> None:
         self._lines.pop(worker).close()
 
-    def hang_up(self) -> None:
-        """Counterparts stay."""
+    def hang_up(self) -> Iterator[int]:
+        """Go to those that have taken the place of counterparts that are gone."""
+        lost, self._lost = self._lost, []
+        for number in lost:
+            self._lines[number].close()
+            while True:
+                with contextlib.suppress(PeerLost):  # it was still ending
+                    self._lines[number] = self._reach(number)
+                    break
+            yield number
 
     def close(self, *, linger: bool = True) -> None:
         for line in self._lines.values():
@@ -50,8 +70,9 @@ def visit(party: Party, arena: Arena, scheme: Scheme) -> LinePort:
     """Go to the counterparts; they need not listen yet."""
     server, own = party.seat.server, party.guest(party.number)
     assert server is not None
-    lines: dict[int, Line] = {}
-    for number in range(party.number + 1, party.count):
+
+    def reach(guest: int) -> Line:
+        number = guest - party.guest(0)
         line: Line
         if number in party.near:
             line = NearLine(scheme.memory(arena, party, number), server)
@@ -63,8 +84,9 @@ def visit(party: Party, arena: Arena, scheme: Scheme) -> LinePort:
             endpoint, key = json.loads(store.get(f"server/{server}"))
             line = WireLine(server, endpoint, key.encode(), keys)
         line.send(encode(Hello(number=1, worker=own, digest=scheme.digest, secret=line.secret)))
-        lines[party.guest(number)] = line
-    return LinePort(lines)
+        return line
+
+    return LinePort([party.guest(number) for number in party.others if number > party.number], reach)
 
 
 def guest_key(server: int, guest: int) -> str:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from manyhands.replica import packing
 from manyhands.replica.updates import Updates, named_numbers, set_named_numbers
-from manyhands.servers import states
-from manyhands.servers.messages import NotAMessage
+from manyhands.servers.messages import NotAMessage, states
 from manyhands.servers.ownership import Group
 
 _VECTORS = ""  # among names of parameters: no parameter is called that
@@ -135,11 +135,11 @@ class Holding:
         """All of a group, for another server."""
         group = self._groups[index]
         vectors = {name: vector[group.slice] for name, vector in self.vectors.items()}
-        return states.pack({_VECTORS: vectors, **self.updates.export(group.spans)})
+        return packing.pack({_VECTORS: vectors, **self.updates.export(group.spans)})
 
     def take(self, index: int, content: bytes, count: int, used: Mapping[int, int], used_in: int) -> None:
         """All of a group, from another server, after so many updates."""
-        group, known = self._groups.get(index), states.unpack(content)
+        group, known = self._groups.get(index), states(content)
         vectors = known.pop(_VECTORS, {})
         if (
             group is None

@@ -20,9 +20,10 @@ from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.parameters import trained
 from manyhands.replica.piece import Piece
-from manyhands.replica.updates import Updates, is_element_wise
+from manyhands.replica.updates import Updates
 from manyhands.servers.client import Line, Servers
 from manyhands.servers.consistency import Clocks, Rule
+from manyhands.servers.cupboard import Cupboard
 from manyhands.servers.diary import MOST_NOTED, Diary, Notes
 from manyhands.servers.exchange import make_exchange
 from manyhands.servers.guests import guest_key, visit
@@ -129,6 +130,7 @@ def connect(
         workers=len(speakers(party, cached)),
         notes=Notes(memory) if memory is not None and seat.members and not seat.address else None,
         roam=seat.address is not None,
+        cupboard=Cupboard(memory, scheme.groups) if memory is not None and seat.members and cached else None,
     )
 
 
@@ -192,7 +194,7 @@ def _server(
     near = set(ranks).intersection(workers)
     length = scheme.layout.length
     if seat.rank == next(rank for rank in ranks if rank >= seat.workers):
-        vectors = 1 + len(near) + len(scheme.states) + 2 * (party.count > 1)
+        vectors = 1 + len(near) + len(scheme.states) + 3 * (party.count > 1)
         require_memory(
             vectors * length * scheme.dtype.itemsize, "parameters, optimizer state and the workers' gradients"
         )
@@ -201,11 +203,9 @@ def _server(
     known = dict(zip(*trained(model, optimizer), strict=True))
     if params.device != next(iter(known.values())).device:
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    # Another can go on if this one dies, where all that it knows is in common memory; limiting the norm changes
-    # gradients there, and so cannot be finished by another.
-    is_here = len(near) == len(workers) <= MOST_NOTED and party.count == 1
-    is_plain = clip_norm is None and is_element_wise(optimizer)
-    is_kept = survives and is_here and is_plain
+    # Another can go on if this one dies, where all that it knows is in common memory.
+    is_here = len(near) == len(workers) and seat.rows <= MOST_NOTED and len(party.near) == len(party.others)
+    is_kept = survives and is_here
     if memory.had_a_server(index) and not is_kept:
         raise PeerLost(f"server {index} died, and nobody can go on with what it knew")
     updates = Updates(
@@ -213,9 +213,7 @@ def _server(
         scheme.layout,
         params,
         allocate=memory.state,
-        numbers=(lambda rows, columns: memory.allocate(rows * columns, torch.float64).view(rows, columns))
-        if is_kept
-        else None,
+        common=memory if is_kept else None,
         exact=len(workers) == 1,
     )
     own = [span for group in scheme.groups if group.server == index for span in group.spans]
@@ -248,7 +246,7 @@ def _server(
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
         copies=[rank for rank in workers if not computes_in_place(rank, party, rule)],
-        exchange=make_exchange(party, station.arena, scheme, rule.exchange_every),
+        exchange=make_exchange(party, station.arena, scheme, rule.exchange_every, memory, is_kept=is_kept),
         diary=diary,
     )
     if diary is not None and diary.has_begun:
@@ -257,7 +255,7 @@ def _server(
         diary.begin()
     near |= {party.guest(number) for number in party.near}
     guests = [party.guest(number) for number in party.others]
-    ports: list[Port] = [NearPort(memory, index)] if near else []
+    ports: list[Port] = [NearPort(memory, index, guests)] if near else []
     far = {f"worker-key/{rank}": rank for rank in workers if rank not in near}
     far |= {guest_key(index, guest): guest for guest in guests[: party.number] if guest not in near}
     port = None

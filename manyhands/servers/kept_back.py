@@ -15,7 +15,9 @@ class Mean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
+class Kept:
+    """What there is of some steps."""
+
     steps: int = 0
     total: Tensor | None = None
     missing: frozenset[int] = frozenset()
@@ -25,8 +27,12 @@ class _Kept:
 class KeptBack:
     """The gradients of one group since its last push; of a table, those of some rows."""
 
-    def __init__(self) -> None:
-        self._kept = self._before = _Kept()
+    def __init__(self, kept: Kept | None = None) -> None:
+        self._kept = self._before = kept or Kept()
+
+    @property
+    def kept(self) -> Kept:
+        return self._kept
 
     @property
     def steps(self) -> int:
@@ -51,13 +57,13 @@ class KeptBack:
             lacks, total = lacks & missing, total + gradient  # not in place: it may be taken back
         elif gradient is not None:
             lacks, total = frozenset(missing), gradient.clone()
-        self._kept = _Kept(
+        self._kept = Kept(
             steps=kept.steps + 1, total=total, missing=lacks, seen=kept.seen if kept.steps else seen
         )
 
     def take(self) -> Mean:
         """What there is, and begin anew."""
-        kept, self._kept = self._kept, _Kept()
+        kept, self._kept = self._kept, Kept()
         return Mean(
             gradient=None if kept.total is None else kept.total / kept.steps,
             missing=set(kept.missing),

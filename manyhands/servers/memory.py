@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from manyhands.comm.transports import drawers
 from manyhands.comm.transports.arena import PAGE, Arena
+from manyhands.comm.transports.drawers import Drawers
 
-_BASE = 1 << 40  # what workers hand out among themselves grows from 0 and does not come near
-_MORE = 2 << 40  # what servers hand out among themselves
-_PARTY = 1 << 44  # from one party's memory to the next
+_BASE = 1 << 61  # what workers hand out among themselves, generation by generation, does not come near
+_MORE = 1 << 47  # from there to what servers hand out among themselves
+_PARTY = 1 << 48  # from one party's memory to the next
 _ALIGN = 2 << 20  # a huge page
 _SECRET_BYTES = 16
 
@@ -45,7 +47,7 @@ class Memory:
         self._offsets: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
         self._start = self._next = _BASE + party * _PARTY
-        self._more = _MORE
+        self._more = self._start + _MORE
         self._notes = (workers, groups, places)
         self._place("secrets", os.sysconf("SC_PAGESIZE"))
         self._place("versions", groups * 8)
@@ -55,6 +57,12 @@ class Memory:
             self._place(name, length * dtype.itemsize)
         for name, size_bytes in (("rounds", groups * 8), ("samples", groups * 8), ("missing", places)):
             self._place(f"notes/{name}", workers * size_bytes)
+
+        for number in range(2):
+            self._place(f"kept/{number}", length * dtype.itemsize)
+        self._place("kept/serials", 2 * 8)
+        self._place("kept/words", 2 * groups * 3 * 8)
+        self._place("kept/missing", 2 * places)
 
     def _place(self, name: str, size_bytes: int) -> None:
         self._offsets[name] = self._next
@@ -88,12 +96,29 @@ class Memory:
         missing = self._vector("notes/missing", workers * places, torch.uint8).view(workers, places)
         return rounds, samples, missing
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """Two versions of the gradients that a worker keeps back for its host."""
+        return [self._vector(f"kept/{number}", self._length, self._dtype) for number in range(2)]
+
+    def kept_words(self) -> tuple[Tensor, Tensor, Tensor]:
+        """By version its serial; by version and group three words; by version and parameter what was missing."""
+        _, groups, places = self._notes
+        serials = self._vector("kept/serials", 2, torch.int64)
+        words = self._vector("kept/words", 2 * groups * 3, torch.int64).view(2, groups, 3)
+        return serials, words, self._vector("kept/missing", 2 * places, torch.uint8).view(2, places)
+
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
         """More of it, zero-filled at first; all servers must ask, in the same order."""
         size_bytes = max(1, length) * dtype.itemsize
         region = self._arena.at(self._more, size_bytes)
         self._more += -(-size_bytes // PAGE) * PAGE
         return torch.frombuffer(region, dtype=dtype, count=max(1, length))[:length]
+
+    def drawers(self, count: int) -> Drawers:
+        """Places for bytes, in the same way."""
+        start, self._more = self._more, self._more + drawers.BYTES
+        return Drawers(self._arena.fd, start, count)
 
     def had_a_server(self, server: int) -> bool:
         """Whether there was one in this place before."""

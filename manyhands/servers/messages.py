@@ -8,6 +8,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from manyhands.replica import packing
+
+Serial = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """Everything a worker says has a number, which only grows: what comes twice is dropped."""
@@ -108,12 +112,14 @@ class Gain(Said, frozen=True):
     """From a server to its counterpart in another server group: what it has added to a group that is at home there."""
 
     group: int
+    serial: Serial  # how often it has told so far
 
 
 class Level(Said, frozen=True):
     """The answer: what home has now."""
 
     group: int
+    serial: Serial
 
 
 class Meet(Said, frozen=True):
@@ -320,6 +326,14 @@ _answers: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
 
 class NotAMessage(Exception):
     """Bytes that no worker or server of ours would send."""
+
+
+def states(content: bytes) -> packing.States:
+    """An optimizer's state that came in a message."""
+    try:
+        return packing.unpack(content)
+    except packing.NotStates as error:
+        raise NotAMessage(f"states: {error}") from None
 
 
 def encode(message: Request | Answer) -> bytes:

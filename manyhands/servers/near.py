@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from torch import Tensor
 
@@ -69,9 +69,10 @@ class _Inbox:
 
 
 class NearPort:
-    """A server's side: one connection for each worker of its host."""
+    """A server's side: one connection for each worker of its host, and for those of its guests that come to it."""
 
-    def __init__(self, memory: Memory, server: int) -> None:
+    def __init__(self, memory: Memory, server: int, guests: Collection[int] = ()) -> None:
+        self._guests = guests  # generations are not their business
         self._secret = memory.make_secret(server)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(_address(memory, server))
@@ -123,7 +124,9 @@ class NearPort:
             if said.generation > self._generation:
                 yield from self._last_words()
                 self._generation = said.generation
-            if said.worker in self._workers or said.generation < self._generation:
+            if said.worker in self._guests:
+                self.forget(said.worker)  # another comes in its place
+            elif said.worker in self._workers or said.generation < self._generation:
                 raise NotAMessage("somebody else's place")
         except (EOFError, NotAMessage):
             telemetry.count("strangers", 1)
@@ -136,18 +139,21 @@ class NearPort:
 
     def _last_words(self) -> Iterator[Said]:
         """All that the workers of a generation that is over have left to be read."""
-        for worker, inbox in self._workers.items():
+        for worker, inbox in self._own_workers():
             with contextlib.suppress(EOFError):
                 while (content := inbox.take()) is not None:
                     yield worker, content, None
-            inbox.link.close()
-        self._workers.clear()
+            self.forget(worker)
 
-    def hang_up(self) -> None:
-        """Whoever waits for an answer waits in vain; what the workers have sent can still be read."""
-        for inbox in self._workers.values():
+    def _own_workers(self) -> list[tuple[int, _Inbox]]:
+        return [(worker, inbox) for worker, inbox in self._workers.items() if worker not in self._guests]
+
+    def hang_up(self) -> Iterable[int]:
+        """Workers that wait for an answer wait in vain; what they have sent can still be read."""
+        for _, inbox in self._own_workers():
             with contextlib.suppress(OSError):
                 inbox.link.shutdown(socket.SHUT_WR)
+        return ()
 
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
         # That it is gone is noticed when we next listen to it.

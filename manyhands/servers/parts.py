@@ -18,7 +18,7 @@ from manyhands.replica.part import Part
 from manyhands.replica.piece import Piece
 from manyhands.servers.party import Party
 
-_BOARD = (1 << 40) - (1 << 34)  # in the host's memory, below what servers and workers have in common
+_BOARD = (1 << 61) - (1 << 34)  # in the host's memory, below what servers and workers have in common
 _PART_BYTES = 1 << 24
 _PATIENCE_S, _LOOK_EVERY_S = 300.0, 0.01
 _LENGTH = struct.Struct("q")

@@ -4,6 +4,7 @@ A server group and its workers are a **party**. Its processes number themselves 
 that whatever else there is about servers need not know that there are others.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +30,7 @@ class Party:
 
     def guest(self, number: int) -> int:
         """By which number another party's counterpart of a server is known here: those of this one come first."""
-        return self.seat.size + number
+        return self.seat.rows + self.seat.servers + number
 
     @property
     def others(self) -> list[int]:
@@ -37,11 +38,24 @@ class Party:
 
 
 def own_party(seat: Seat, neighbours: Neighbourhood, count: int) -> Party:
-    """Equal numbers of workers, in the order of the hosts, and of servers for each."""
+    """About equal numbers of workers, in the order of the hosts, and equal ones of servers for each."""
     if count == 1:
         return Party(number=0, count=1, seat=seat, neighbours=neighbours, near=frozenset())
-    workers = [rank for ranks in neighbours.workers(seat) for rank in ranks]
-    return _party(seat, neighbours, _divided(workers, count))
+    return _party(seat, neighbours, _workers(seat, neighbours, count))
+
+
+def deserted_parties(seat: Seat, neighbours: Neighbourhood, count: int) -> list[Party]:
+    """Those that have no worker left, each as if this one were theirs."""
+    divided = _workers(seat, neighbours, count)
+    return [
+        _party(seat, neighbours, [[seat.rank] if other == number else [] for other in range(count)])
+        for number, ranks in enumerate(divided)
+        if not ranks
+    ]
+
+
+def _workers(seat: Seat, neighbours: Neighbourhood, count: int) -> list[list[int]]:
+    return _divided([rank for ranks in neighbours.workers(seat) for rank in ranks], count)
 
 
 def party_of_part(seat: Seat, neighbours: Neighbourhood, peers: Sequence[Sequence[int]]) -> Party:
@@ -65,19 +79,21 @@ def _party(seat: Seat, neighbours: Neighbourhood, workers: Sequence[Sequence[int
         dist.PrefixStore(f"party/{other}", neighbours.store) if neighbours.store else None
         for other in range(count)
     ]
-    beside = neighbours.beside(seat.rank)
+    beside, server = neighbours.beside(seat.rank), within - len(workers[number])
     return Party(
         number=number,
         count=count,
         seat=replace(seat, rank=within, size=len(own), servers=len(servers[0])),
         neighbours=replace(neighbours, hosts=tuple(ranks for ranks in hosts if ranks), store=stores[number]),
         near=frozenset(
-            other for other, ranks in enumerate(members) if other != number and ranks[within] in beside
+            other
+            for other, ranks in enumerate(servers)
+            if other != number and server >= 0 and ranks[server] in beside
         ),
         stores=tuple(stores),
     )
 
 
-def _divided(ranks: Any, count: int) -> list[list[int]]:
-    length = len(ranks) // count
-    return [list(ranks[start : start + length]) for start in range(0, length * count, length)]
+def _divided(ranks: Sequence[int], count: int) -> list[list[int]]:
+    edges = [-(-len(ranks) * number // count) for number in range(count + 1)]
+    return [list(ranks[start:stop]) for start, stop in itertools.pairwise(edges)]

@@ -162,7 +162,7 @@ def _server(station: Station, party: Party, scheme: Scheme, copies: int, shard: 
         near=near,
         workers=workers,
         guests=(),
-        lines=LinePort(lines),
+        lines=LinePort(lines, lines.__getitem__),  # a loss ends the generation: nobody is reached again
         digest=scheme.digest,
         peers={*owners, *lines},
         check=station.check,

@@ -44,7 +44,7 @@ class Port(Protocol):
 
     def forget(self, worker: int) -> None: ...
 
-    def hang_up(self) -> None: ...
+    def hang_up(self) -> Iterable[int]: ...
 
     def close(self, *, linger: bool = True) -> None: ...
 
@@ -94,6 +94,8 @@ class Server:
 
     def run(self) -> None:
         """Serve until all workers have said goodbye."""
+        for guest in self._guests & self._port_of.keys():
+            self._reunite(guest)
         while self._expected:
             self._take_turn()
         for guest in self._guests:
@@ -132,13 +134,15 @@ class Server:
         return heard
 
     def _taken(self, port: Port) -> Iterator[tuple[int, bytes, Tensor | None]]:
-        """What has come; a worker that is gone ends its generation."""
+        """What has come; a worker that is gone ends its generation, and a guest that is gone comes again."""
         try:
             yield from port.take()
         except PeerLost:
             if not self._survives:
                 raise
-            port.hang_up()
+            for guest in port.hang_up():
+                self._last[guest] = 0
+                self._reunite(guest)
 
     def _record(self, *, now: bool = False) -> None:
         """Now and then: how stale the gradients of the updates were, as counts."""
@@ -158,6 +162,8 @@ class Server:
     def _deal_with(self, port: Port, worker: int, message: Request, payload: Tensor | None) -> None:
         if isinstance(message, Hello) and message.generation > self._generation:
             self._regroup(message)
+        if isinstance(message, Hello) and worker in self._guests and self._survives:
+            self._last[worker] = 0  # another has taken its place
         if worker not in self._last or message.number <= self._last[worker]:
             raise NotAMessage(f"number {message.number} after {self._last.get(worker)}")
         if isinstance(message, Hello):
@@ -183,9 +189,9 @@ class Server:
         """The first worker of a new generation: those before are over."""
         self._generation = hello.generation
         workers = range(hello.workers)
-        self._expected, self._near = set(workers), set(workers)
-        self._last = dict.fromkeys(workers, 0)
-        self._port_of.clear()
+        self._expected, self._near = set(workers), set(workers) | self._guests
+        self._last = {guest: self._last[guest] for guest in self._guests} | dict.fromkeys(workers, 0)
+        self._port_of = {who: port for who, port in self._port_of.items() if who in self._guests}
         self._waiting.clear()
         self._shard.regroup(workers, hello.generation)
 
@@ -196,12 +202,21 @@ class Server:
         if hello.digest != self._digest:
             reason = f"worker {worker} has another model or optimizer than the servers; build the same on all"
             port.send(worker, encode(Refusal(reason=reason)), None)
-        elif worker not in self._guests | self._peers:
+        elif worker in self._guests:
+            self._reunite(worker)
+        elif worker not in self._peers:
             self._waiting.append((worker, hello.number))
         if self._guests <= self._port_of.keys():
             for number, said in self._waiting:
                 self._send(number, Done(number=said), None)
             self._waiting.clear()
+
+    def _reunite(self, guest: int) -> None:
+        """A guest is here, perhaps again, or another in its place: what it may not have heard."""
+        for to, message, vector in self._shard.reunite(guest):
+            self._send(to, message, vector)
+        if self._has_left:
+            self._send(guest, Bye(number=_LAST_NUMBER), None)
 
     def _checked(self, worker: int, message: Request, payload: Tensor | None) -> Tensor | None:
         """The vector that belongs to a message; its size is known beforehand."""
@@ -215,4 +230,6 @@ class Server:
         return None if payload is None else payload.view(self._shard.dtype)
 
     def _send(self, worker: int, answer: Answer | Request, vector: Tensor | None) -> None:
-        self._port_of[worker].send(worker, encode(answer), None if worker in self._near else vector)
+        port = self._port_of.get(worker)
+        if port:  # else a guest that is not here: it will hear when it comes
+            port.send(worker, encode(answer), None if worker in self._near else vector)

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manyhands import telemetry
+from manyhands.replica import packing
 from manyhands.replica.layout import Place, Span
 from manyhands.replica.updates import Updates, is_element_wise, named_numbers, set_named_numbers
-from manyhands.servers import states
 from manyhands.servers.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.diary import Diary, round_key
 from manyhands.servers.exchange import Exchange, Reply
@@ -61,6 +61,7 @@ from manyhands.servers.messages import (
     State,
     Take,
     Values,
+    states,
 )
 from manyhands.servers.ownership import Group
 from manyhands.servers.rows import News, as_table, gradient_of, pack, touched, unpack
@@ -149,7 +150,10 @@ class Shard:
         self._optimizer = optimizer
         self._updates = updates
         self._vectors: Mapping[str, Tensor] = {"params": params, **updates.vectors}
-        self._algebra = Vectors([(group.index, params[group.slice]) for group in self._groups.values()])
+        self._algebra = Vectors(
+            {group.index: params[group.slice] for group in self._groups.values()},
+            {group.index: diary.before[group.slice] for group in self._groups.values()} if diary else None,
+        )
         self._portions = iter(range(0))
         self._clocks = clocks
         self._versions = versions.numpy()
@@ -179,13 +183,18 @@ class Shard:
         """Go on where another server died: put right what it was changing, and finish what it had begun."""
         diary = self._diary
         assert diary is not None
+        if self._exchange:
+            self._exchange.take_over()
         diary.take_over(self._updates)
         self._updates.take_from_others(span for group in self._groups.values() for span in group.spans)
         self._clocks.rounds, self._generation = diary.rounds, diary.generation
+        self._factor = diary.factor
+        if diary.keeps_before:
+            self._algebra.recall(BEFORE)
         if diary.planned is None:
             return
         rounds, group, workers = diary.planned
-        if group < 0 and self._clocks.rule.teams == 1:
+        if group < 0 and not self._clocks.rule.weighs:
             updates = self._noted(self._generation, rounds)
         else:  # none of them has pushed anything since
             groups = [self._groups[group]] if group >= 0 else list(self._groups.values())
@@ -194,7 +203,7 @@ class Shard:
                 for one in groups
             ]
         for update in updates:
-            self._apply(update)
+            self._apply(update, diary.factor)
         self._clocks.rounds = rounds
         diary.finish(rounds)
         self._unanswered.clear()
@@ -229,9 +238,16 @@ class Shard:
         self._generation = generation
         if self._diary:
             self._diary.generation = generation
+        if self._exchange:
+            self._exchange.regroup()
+
+    def reunite(self, guest: int) -> Iterator[Reply]:
+        """A server of another server group is there."""
+        if self._exchange:
+            yield from self._exchange.reunite(guest)
 
     def _standing(self) -> Standing:
-        if self._clocks.rule.teams > 1:
+        if self._clocks.rule.teams * self._clocks.rule.parties > 1:
             return Standing(rounds=0, is_complete=False)  # teams know nothing of each other's steps
         begun = self._before.begun() if self._before else []
         # What waits for a norm that nobody has put together yet is made again.
@@ -246,11 +262,11 @@ class Shard:
         if before and counts:
             now, self._clocks = self._clocks, before  # it is the work of those workers
             before.rounds += 1
-            if begun or not self._diary:
-                list(self._apply_all(begun))
-            else:
-                self._perform(self._noted(self._generation_before, before.rounds))
-            self._apply_scaled(held, factor)
+            if not held and (begun or not self._diary):
+                held = self._updates_of(begun)
+            elif not held:
+                held = self._noted(self._generation_before, before.rounds)
+            self._perform(held, factor)
             self._clocks = now
             self._clocks.rounds += 1
         self._gradients.clear()
@@ -321,10 +337,10 @@ class Shard:
                 self._news.note(message.group, None)
         elif isinstance(message, AskState):
             spans = [span for group in self._groups.values() for span in group.spans]
-            yield worker, State(states=states.pack(self._updates.export(spans))), None
+            yield worker, State(states=packing.pack(self._updates.export(spans))), None
         elif isinstance(message, GiveState):
             spans = [span for group in self._groups.values() for span in group.spans]
-            self._updates.restore(spans, states.unpack(message.states))
+            self._updates.restore(spans, states(message.states))
             yield worker, Done(number=message.number), None
         elif isinstance(message, AskStanding):
             yield worker, self._standing(), None
@@ -378,6 +394,8 @@ class Shard:
         elif isinstance(message, Combine):
             self._algebra.forget(message.forgotten)
             self._algebra.combine(message.vector, message.terms)
+            if self._diary and message.vector == BEFORE:
+                self._diary.note_before()
         elif isinstance(message, Measure):
             value = self._algebra.measure(message.kind, message.one, message.other)
             yield worker, Number(value=value), None
@@ -388,6 +406,8 @@ class Shard:
                 if not message.portions:
                     self._algebra.forget([BEFORE])
                     self._clocks.rounds += 1
+                    if self._diary:
+                        self._diary.rounds = self._clocks.rounds
             else:
                 self._algebra.add(message.group, self._sent(worker, self._groups[message.group], payload))
             yield worker, Done(number=message.number), None
@@ -424,28 +444,36 @@ class Shard:
         return gradient_of(numbers, as_table(vector, table)[numbers], table)
 
     def _apply_all(self, due: Sequence[Due]) -> Iterator[Reply]:
-        updates = []
-        for one in due:
-            gradients = [self._gradients.pop((worker, one.group)) for worker in one.workers]
-            weighs = self._clocks.rule.weighs
-            updates.append(_Update(self._groups[one.group], one.workers, gradients, weighs=weighs))
+        updates = self._updates_of(due)
         if self._awaits_scale:
             for update in updates:
                 self._held[self._clocks.team(update.workers[0])].append(update)
-        else:
+        if not self._held:  # else the step is not made before it is known by what to multiply
             self._perform(updates)
         yield from self._answer()
 
-    def _perform(self, updates: Sequence[_Update]) -> None:
+    def _updates_of(self, due: Sequence[Due]) -> list[_Update]:
+        return [
+            _Update(
+                self._groups[one.group],
+                one.workers,
+                [self._gradients.pop((worker, one.group)) for worker in one.workers],
+                weighs=self._clocks.rule.weighs,
+            )
+            for one in due
+        ]
+
+    def _perform(self, updates: Sequence[_Update], factor: float = 1.0) -> None:
         """Apply what has come: all groups of a round, or one worker's push of one group."""
         diary, rounds = self._diary, self._clocks.rounds
+        self._factor = factor
         if diary and not updates:
-            diary.rounds = rounds
+            diary.pass_over(rounds)
         elif diary:
             group = -1 if self._clocks.rule.gathers else updates[0].group.index
-            diary.plan(rounds=rounds, workers=updates[0].workers, group=group)
+            diary.plan(rounds=rounds, workers=updates[0].workers, group=group, factor=factor)
         for update in updates:
-            self._apply(update)
+            self._apply(update, factor)
         if diary and updates:
             diary.finish(rounds)
 
@@ -460,15 +488,8 @@ class Shard:
 
     def _scale(self, team: int, factor: float) -> Iterator[Reply]:
         """The norm over all servers is known: now the gathered gradients of this team can be applied."""
-        self._apply_scaled(self._held.pop(team, []), factor)
+        self._perform(self._held.pop(team, []), factor)
         yield from self._answer()
-
-    def _apply_scaled(self, updates: list[_Update], factor: float) -> None:
-        self._factor = factor
-        for update in updates:
-            for vector in update.given:
-                (vector.values() if vector.is_sparse else vector).mul_(factor)
-            self._apply(update)
 
     def _square(self, update: "_Update") -> float:
         """The square of the norm of an update's gradients together, without those of parameters that got none."""
@@ -503,11 +524,11 @@ class Shard:
         ]
         yield from self._answer()
 
-    def _apply(self, update: "_Update") -> None:
-        """One update of a group by its gradients together."""
+    def _apply(self, update: "_Update", factor: float = 1.0) -> None:
+        """One update of a group by its gradients together, times `factor`."""
         if self._holding:
             with telemetry.timed("update"):
-                self._apply_and_forward(self._holding, update)
+                self._apply_and_forward(self._holding, update, factor)
             if update.given:
                 self._note(update)
         elif update.given:
@@ -515,7 +536,7 @@ class Shard:
                 for span in update.group.spans:
                     if self._diary and self._diary.has(span):
                         continue  # a server that died had come as far
-                    total = self._added(update, span)
+                    total = self._scaled(self._added(update, span), factor)
                     if self._diary and self._clocks.rule.gathers:
                         self._diary.update(self._updates, span, total, update.skipped)
                     else:
@@ -534,13 +555,14 @@ class Shard:
             step, forwarded = gradient.push.step + 1, self._forwarded[index]
             self._unanswered.append(_Unanswered(worker, index, step, forwarded))
 
-    def _apply_and_forward(self, holding: Holding, update: "_Update") -> None:
+    def _apply_and_forward(self, holding: Holding, update: "_Update", factor: float) -> None:
         """Here, and where the copy is: the same gradient, with the same settings."""
         group, gradient = update.group, None
         if update.given:
             gradient = torch.empty(group.length, dtype=self.dtype)
             for span in group.spans:
-                gradient[span.start - group.start : span.stop - group.start] = self._added(update, span)
+                inside = slice(span.start - group.start, span.stop - group.start)
+                gradient[inside] = self._scaled(self._added(update, span), factor)
         # An optimizer of the user's own may change the gradient that it is given.
         sent = gradient if gradient is None or is_element_wise(self._optimizer) else gradient.clone()
         used = {w: one.push.used for w, one in zip(update.workers, update.gradients, strict=True)}
@@ -572,6 +594,12 @@ class Shard:
         for part, weight in zip(others[1:], weights[1:], strict=True):
             total.add_(part, alpha=weight / unit)
         return total if unit == 1.0 else total.mul_(unit)
+
+    def _scaled(self, total: Tensor, factor: float) -> Tensor:
+        """Not where the workers have it: another server may have to do it again."""
+        if factor == 1.0 or total.is_sparse:
+            return total if factor == 1.0 else total * factor
+        return torch.mul(total, factor, out=self._sum[: len(total)])
 
     def _note(self, update: "_Update") -> None:
         """Count the update, and how stale the gradients were on which it rests."""

@@ -1,7 +1,7 @@
 """Vectors that a server keeps for an optimizer which runs elsewhere: its part of each, and what it does with them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,11 +12,18 @@ PARAMS, GRADIENT, BEFORE = "params", "gradient", "before"  # the last: the param
 
 
 class Vectors:
-    """By name, the parts that this server owns, one for each group; at first only those of the parameters."""
+    """By name, the parts that this server owns, one for each group; at first only those of the parameters.
 
-    def __init__(self, params: Sequence[tuple[int, Tensor]]) -> None:
-        self._order = {group: number for number, (group, _) in enumerate(params)}
-        self._parts = {PARAMS: [part for _, part in params]}
+    The parameters lie where the workers look for them, and those before the step, given `before`, where another server
+    finds them, should this one die.
+    """
+
+    def __init__(self, params: Mapping[int, Tensor], before: Mapping[int, Tensor] | None = None) -> None:
+        self._order = {group: number for number, group in enumerate(params)}
+        self._homes = {PARAMS: list(params.values())}
+        if before:
+            self._homes[BEFORE] = list(before.values())
+        self._parts = {PARAMS: self._homes[PARAMS]}
 
     def add(self, group: int, gradient: Tensor) -> None:
         """Add to the gradient of the evaluation that is under way."""
@@ -35,11 +42,10 @@ class Vectors:
         for other, factor in terms[1:]:
             for into, part in zip(made, self._found(other), strict=True):
                 into.add_(part, alpha=factor)
-        if name == PARAMS:
-            for into, part in zip(self._parts[PARAMS], made, strict=True):
-                into.copy_(part)  # the workers look where they are
-        else:
-            self._parts[name] = made
+        home = self._homes.get(name)
+        for into, part in zip(home or [], made, strict=False):
+            into.copy_(part)
+        self._parts[name] = home or made
 
     def _start(self, name: str, first: str, factor: float) -> list[Tensor]:
         """The first term: what changes a little is changed in place."""
@@ -50,6 +56,10 @@ class Vectors:
         for name in names:
             if name != PARAMS:
                 self._parts.pop(name, None)
+
+    def recall(self, name: str) -> None:
+        """A vector that another server has left where it lies."""
+        self._parts[name] = self._homes[name]
 
     def begin_anew(self, *, takes_back: bool) -> None:
         """Only the parameters are left; those before a step that is not over, if it is taken back."""

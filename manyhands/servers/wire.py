@@ -8,7 +8,7 @@ where they arrived, without a copy of ours.
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import zmq
@@ -131,7 +131,7 @@ class WirePort:
         """A worker that has said goodbye may close its connection."""
         self._identities.pop(worker, None)
 
-    def hang_up(self) -> None:
+    def hang_up(self) -> NoReturn:
         """Between hosts a generation ends with its first death."""
         raise PeerLost("a worker of another host is gone")
 

@@ -71,11 +71,6 @@ class ParameterServer(Strategy):
         return SYNC if self.consistency == "sync" else ASYNC
 
     @property
-    def survives(self) -> bool:
-        """What a worker that speaks for others keeps back of a layer's gradients would be lost with it."""
-        return not (self.cache and self.every)
-
-    @property
     def serves_hosts(self) -> bool:
         return not self.cache and not self.every
 

@@ -62,11 +62,6 @@ class Strategy:
         """Whether all workers take every step together; if not, nobody waits for anybody at a step."""
         return True
 
-    @property
-    def survives(self) -> bool:
-        """Whether a run goes on when a worker dies, joins or leaves."""
-        return True
-
     def meets(self, steps: int) -> bool:
         """Whether replicas exchange what they have learned in the step that follows after so many.
 

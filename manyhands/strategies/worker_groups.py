@@ -80,11 +80,6 @@ class WorkerGroups(Strategy):
         )
 
     @property
-    def survives(self) -> bool:
-        """What server groups have to tell each other is known to each of them alone."""
-        return self.server_groups == 1
-
-    @property
     def synchronous(self) -> bool:
         return self.groups == 1
 

@@ -255,10 +255,10 @@ def test_without_gathering_the_next_forward_pass_does_not_wait_for_the_update(
     forwards, updates = threading.Semaphore(0), []
     apply = shard.Shard._apply
 
-    def slowly(self: shard.Shard, update: "shard._Update") -> None:
+    def slowly(self: shard.Shard, update: "shard._Update", factor: float) -> None:
         if update.group.index == 0:
             updates.append(forwards.acquire(timeout=20) and forwards.acquire(timeout=20))
-        apply(self, update)
+        apply(self, update, factor)
 
     def noticed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         forwards.release()

@@ -37,9 +37,9 @@ STRATEGIES = (
     ("ad-psgd", 0, 0.0125),
     ("double-buffer", 0, 0.025),
     ("downpour:fetch=2,push=2", 2, 0.005),
-    ("parameter-server:sync,cache=true", 2, 0.05),
+    ("parameter-server:sync,cache=true,every=output=2", 2, 0.05),
     ("parameter-server:sync,every=output=2", 1, 0.05),
-    ("worker-groups:groups=2", 2, 0.02),
+    ("worker-groups:groups=2,server_groups=2", 2, 0.02),
     *(
         []
         if emulation.available()

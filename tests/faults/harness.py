@@ -1,7 +1,8 @@
 """Runs with faults. A fault is data, `(who, when, kind)`; the run's supervisor gets it, and says whether it fired.
 
 `who` is a worker's number. `when` is a step, in the middle of whose forward pass the worker does it to itself, or a
-number of seconds after the first step, when the supervisor does it.
+number of seconds after the first step, when the supervisor does it. A fault of the kind `update` kills a worker, or a
+server by its rank, in the middle of so many calls of its optimizer (`training.Own`).
 """
 
 import json
@@ -34,8 +35,8 @@ PATIENCE_S = 90.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One worker, one moment, one kind: kill, stop, segfault, leave; or server, of which `who` is the number; or
-    coordinator (which has no `who`)."""
+    """One worker, one moment, one kind: kill, stop, segfault, leave, update; or server, of which `who` is the number;
+    or coordinator (which has no `who`)."""
 
     who: int
     when: float | int
@@ -254,6 +255,38 @@ def alone_and_late(steps: Sequence[Sequence[int]], pauses: Collection[int], *, l
         if number in pauses:
             apply(late)
             late = last = None
+    return nn.utils.parameters_to_vector(params).detach()
+
+
+def alone_and_kept_back(
+    steps: Sequence[Sequence[int]], pauses: Collection[int], *, optimizer: str, layer: str, every: int
+) -> Tensor:
+    """The same where of one layer the mean of so many gradients is applied at once; at a pause, of those there are."""
+    from tests.faults import training
+
+    net = training.net()
+    made = training.optimizer(optimizer, net, training.LR)
+    data = training.Numbered(training.LENGTH)
+    params = list(net.parameters())
+    late = [name.startswith(f"{layer}.") for name, _ in net.named_parameters()]
+    kept: list[tuple[Tensor, ...]] = []
+
+    def apply(gradients: Sequence[Tensor] | None, held: Sequence[Sequence[Tensor]]) -> None:
+        means = [torch.stack(some).mean(0) for some in zip(*held, strict=True)]
+        for index, param in enumerate(params):
+            param.grad = means[index] if late[index] and means else None
+            if not late[index] and gradients:
+                param.grad = gradients[index]
+        made.step()
+
+    for number, ids in enumerate(steps, 1):
+        gradients = torch.autograd.grad(training.loss(net, data.batch(torch.tensor(ids), 0)), params)
+        kept.append(gradients)
+        apply(gradients, kept if len(kept) == every else [])
+        kept = kept if len(kept) < every else []
+        if number in pauses and kept:
+            apply(None, kept)
+            kept = []
     return nn.utils.parameters_to_vector(params).detach()
 
 

@@ -52,14 +52,16 @@ def run(
     layout: Sequence[int],
     faults: Sequence[Fault],
     *,
+    inside: Sequence[harness.Fault] = (),
     strategy: str = "all-reduce",
     servers: Sequence[int] = (),
     code: int = 0,
     **settings: Any,
 ) -> Ran:
-    """Train on so many workers and servers of each host, with these faults; `settings` are for the script, and `code`
-    is how the launchers are to end."""
-    script = [str(harness.SCRIPT), str(folder), json.dumps({"faults": [], **settings})]
+    """Train on so many workers and servers of each host, with these faults, and those `inside` that workers do to
+    themselves; `settings` are for the script, and `code` is how the launchers are to end."""
+    told = [[fault.who, fault.when, fault.kind] for fault in inside]
+    script = [str(harness.SCRIPT), str(folder), json.dumps({"faults": told, **settings})]
     with ExitStack() as stack:
         net = stack.enter_context(EmulatedHosts(len(layout)))
         launchers: list[subprocess.Popen[bytes]] = []

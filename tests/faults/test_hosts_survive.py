@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.lab import hosts
-from tests.faults import checks, on_hosts
+from tests.faults import checks, harness, on_hosts
 from tests.faults.on_hosts import Fault, Ran
 
 WHY_NOT = hosts.available()
@@ -30,6 +30,14 @@ def test_a_worker_of_each_host_is_killed(tmp_path: Path) -> None:
         f"step {theirs['step']} begun again with {theirs['workers']} workers, training stood still for "
         in ran.said
     )
+
+
+def test_a_worker_dies_in_the_middle_of_an_update_by_an_optimizer_that_nobody_knows(tmp_path: Path) -> None:
+    fault = harness.Fault(1001, 4, "update")
+    ran = on_hosts.run(tmp_path, (1, 2), [], inside=[fault], optimizer="Own", lr=0.01)
+    assert {"kind": "fault", "step": fault.when, "fault": "update"} in ran.logs[fault.who]
+    check(ran, [], 2)
+    checks.one_history(ran, "Own", lr=0.01)
 
 
 def test_a_host_dies_and_another_vanishes(tmp_path: Path) -> None:

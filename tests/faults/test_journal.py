@@ -59,9 +59,12 @@ class Job:
 
 JOBS = [Job(), Job(optimizer="adam"), Job(clip_norm=0.5)]
 SIMPLE_JOBS = [Job(optimizer="simple"), Job(optimizer="simple", clip_norm=0.5)]
+WHOLE_JOBS = [Job(optimizer="adafactor"), Job(optimizer="adafactor", clip_norm=0.5)]
+FAULTS_IN_TENSORS = [Fault(who=who, when="update") for who in range(WORKERS)]
 CASES = [
     *((job, fault) for job in JOBS for fault in FAULTS),
     *((job, fault) for job in SIMPLE_JOBS for fault in FAULTS_IN_PASSES),
+    *((job, fault) for job in WHOLE_JOBS for fault in FAULTS_IN_TENSORS),
 ]
 
 
@@ -77,6 +80,8 @@ def build(job: Job) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     )
     if job.optimizer == "adam":
         return model, torch.optim.Adam(model.parameters(), lr=1e-3)
+    if job.optimizer == "adafactor":  # whole tensors, and states of odd shapes
+        return model, torch.optim.Adafactor(model.parameters(), lr=1e-2)
     if job.optimizer == "simple":  # enough to be made in passes, without the optimizer
         return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, dampening=0.1)
@@ -97,7 +102,7 @@ def worker(rank: int, fd: int, job: Job, fault: Fault, folder: Path) -> None:
     seat = Seat(rank=rank, size=WORKERS, servers=0, launcher="test", arena_fd=fd)
     model, optimizer = build(job)
     session = Session(model, optimizer, loss, world=World(seat), clip_norm=job.clip_norm, journaled=True)
-    assert session.replica.takes_factors == (job.clip_norm is None)
+    assert session.replica.takes_factors == (job.clip_norm is None and job.optimizer != "adafactor")
     try:
         for step in range(1, STEPS + 1):
             if rank == fault.who and step == FATAL_STEP:

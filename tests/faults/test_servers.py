@@ -1,15 +1,18 @@
 """Runs with servers that end badly: the right one is named, nobody hangs, and nothing is left."""
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import manyhands
-from tests.faults.test_run import Running, leaving_nothing, open_files, wait_until
+from tests.end_to_end.commands import BIN, clean_environment, manyhands
+from tests.faults import checks, harness
+from tests.faults.test_run import LONG_S, Running, leaving_nothing, open_files, wait_until
 
 
 @contextlib.contextmanager
@@ -36,23 +39,34 @@ def test_a_launcher_that_is_ended_leaves_nothing(number: signal.Signals, tmp_pat
         assert run.launcher.returncode == (130 if number == signal.SIGINT else -number)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "rank", "name"),
-    [
-        ("parameter-server:cache=true,every=*=2", 2, "server 0"),
-        ("parameter-server:cache=true,every=*=2", 1, "worker 1 of 2"),
-    ],
-)
-def test_whoever_is_killed_ends_the_run_and_is_named(
-    strategy: str, rank: int, name: str, tmp_path: Path
-) -> None:
-    with serving(tmp_path, strategy) as run:
-        os.kill(run.workers[rank], signal.SIGKILL)
+def test_a_server_that_nobody_may_replace_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text("[cluster]\nreplace = 0\n")
+    with leaving_nothing(tmp_path, "spec.toml", "--strategy", "parameter-server", "--servers", "1") as run:
+        os.kill(run.workers[2], signal.SIGKILL)
         error = run.said()
         assert run.launcher.returncode == 128 + signal.SIGKILL
-        assert error.splitlines()[-1] == f"error: {name} died: killed by SIGKILL"
+        assert error.splitlines()[-1] == "error: server 0 died: killed by SIGKILL"
         assert "Traceback" not in error
         assert not (run.out / "summary.json").exists()
+
+
+def test_a_worker_from_outside_joins_a_run_with_servers(tmp_path: Path) -> None:
+    """And one of those that were there before dies."""
+    settings = json.dumps({"faults": [[1, 9, "kill"]], "until": 3, "down_to": 2, "optimizer": "Adam"})
+    asked = ["--strategy", "parameter-server", "--servers", "2", "--workers", "2:3", "--out", "run"]
+    command = [str(BIN / "manyhands"), "launch", *asked, str(harness.SCRIPT), str(tmp_path), settings]
+    with subprocess.Popen(command, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE) as launcher:
+        assert wait_until(lambda: (tmp_path / "run" / "join.json").exists() or launcher.poll() is not None)
+        joined = manyhands("launch", "--join", "run", cwd=tmp_path)
+        assert joined.code == 0, joined.err
+        assert launcher.wait(LONG_S) == 0, launcher.communicate()[1]
+    ran = harness.Logs(tmp_path, harness.logs_in(tmp_path))
+    guest = max(ran.ends)
+    assert set(ran.ends) >= {0, guest}
+    assert guest > 3, "it has the number of its process"
+    assert {"kind": "fault", "step": 9, "fault": "kill"} in ran.logs[1]
+    checks.nothing_lost(ran, [], [])
+    checks.one_history(ran, "Adam")
 
 
 SCRIPT = """

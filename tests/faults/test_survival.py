@@ -95,34 +95,67 @@ def test_a_sum_under_way_is_made_again_without_the_dead_worker(tmp_path: Path) -
     torch.testing.assert_close(ran.parameters(0), together, rtol=1e-6, atol=1e-6)
 
 
+KEPT_BACK = "parameter-server:sync,cache=true,every=2=3"  # by the worker that speaks for the host
 SERVED = [
     "parameter-server:sync",
     "parameter-server:async",
     "parameter-server:stale,bound=1",
     "parameter-server:sync,every=2=3",
     "parameter-server:sync,cache=true",
+    KEPT_BACK,
     "downpour:fetch=2,push=3",
     "worker-groups:groups=2",
+    "worker-groups:groups=2,server_groups=2",
 ]
 
 
-def equals_one_process(strategy: str) -> bool:
-    return "sync" in strategy and "async" not in strategy and "every" not in strategy
+def check_history(strategy: str, ran: Ran, optimizer: str) -> None:
+    """Where workers take every step together, one process that has made the same steps has the same parameters."""
+    if strategy == KEPT_BACK:
+        pauses = {row["steps"] for row in ran.logs[1] if row["kind"] == "evaluated"}
+        together = harness.alone_and_kept_back(
+            ran.committed(), pauses, optimizer=optimizer, layer="2", every=3
+        )
+        torch.testing.assert_close(ran.parameters(1), together, rtol=1e-6, atol=1e-6)
+    elif "sync" in strategy and "async" not in strategy and "every" not in strategy:
+        checks.one_history(ran, optimizer)
 
 
 @pytest.mark.parametrize("strategy", [*SERVED, "sandblaster"])
 def test_a_worker_dies_under_servers(strategy: str, tmp_path: Path) -> None:
-    """In the end the groups of `worker-groups` are one worker and none."""
+    """In the end the groups of `worker-groups` are one worker and none, and so are the parties of server groups."""
     workers = 4 if "groups" in strategy else 3
     faults = [Fault(0, 13), Fault(2, 33), Fault(3, 23)][: workers - 1]
     optimizer = "LBFGS" if strategy == "sandblaster" else "momentum"
     ran = harness.run(tmp_path, faults, workers=workers, strategy=strategy, servers=2, optimizer=optimizer)
     check(ran, faults, {1})
-    if equals_one_process(strategy):
-        checks.one_history(ran, "momentum")
+    check_history(strategy, ran, optimizer)
 
 
-@pytest.mark.parametrize("strategy", [one for one in SERVED if "every" not in one and "stale" not in one])
+def test_a_worker_dies_in_the_middle_of_an_update_by_an_optimizer_that_nobody_knows(tmp_path: Path) -> None:
+    faults = [Fault(1, 4, "update"), Fault(0, 13, "update")]
+    ran = harness.run(tmp_path, faults, optimizer="Own", lr=0.01)
+    check(ran, faults, {2})
+    checks.one_history(ran, "Own", lr=0.01)
+
+
+def test_a_server_dies_in_the_middle_of_an_update_by_such_an_optimizer(tmp_path: Path) -> None:
+    """And with a limit to the norm, which the servers know only together."""
+    faults = [Fault(4, 7, "update")]
+    settings = {"optimizer": "Own", "lr": 0.01, "clip_norm": 0.5}
+    ran = harness.run(tmp_path, faults, strategy="parameter-server:sync", servers=2, replace=1, **settings)
+    check(ran, faults, {0, 1, 2})
+    assert len(ran.of("server")) == 1
+    checks.one_history(ran, **settings)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(one for one in SERVED if "stale" not in one and one != "parameter-server:sync,every=2=3"),
+        "sandblaster",
+    ],
+)
 def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_path: Path) -> None:
     workers = 4 if "groups" in strategy else 3
     faults = [Fault(1, 0.2, "server")]
@@ -133,12 +166,11 @@ def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_
         strategy=strategy,
         servers=2,
         replace=1,
-        optimizer="Adam",
+        optimizer="LBFGS" if strategy == "sandblaster" else "Adam",
         pause_s=0.02,
     )
     check(ran, faults, set(range(workers)))
     assert [event.text for event in ran.of("server")] == [
         "server 1 died (killed by SIGKILL): another takes over from it"
     ]
-    if equals_one_process(strategy):
-        checks.one_history(ran, "Adam")
+    check_history(strategy, ran, "Adam")

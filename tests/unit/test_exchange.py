@@ -3,6 +3,7 @@
 import os
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,8 @@ from manyhands.servers.party import own_party
 COUNT = 3
 LENGTH = 4  # of a group
 GROUPS: list[Any] = [
-    SimpleNamespace(index=index, slice=slice(index * LENGTH, (index + 1) * LENGTH)) for index in range(4)
+    SimpleNamespace(index=index, server=0, slice=slice(index * LENGTH, (index + 1) * LENGTH))
+    for index in range(4)
 ]
 WORKER = 0  # of each party; its server is process 1
 
@@ -38,23 +40,39 @@ class Crowd:
             Seat(rank=COUNT + number, size=2 * COUNT, servers=COUNT, launcher="test")
             for number in range(COUNT)
         ]
+        self.every = every
         self.parties = [own_party(seat, Neighbourhood(hosts=hosts, memory_fd=-1), COUNT) for seat in seats]
-        arena_of = [
+        self.arena_of = [
             next(arena for arena, ranks in zip(self.arenas, hosts, strict=True) if seat.rank in ranks)
             for seat in seats
         ]
-        memories = [{number: self.memory(arena, number) for number in range(COUNT)} for arena in arena_of]
-        self.params = [memories[number][number].params for number in range(COUNT)]
-        self.servers = [
-            Exchange(party, GROUPS, every, mine[party.number], {other: mine[other] for other in party.near})
-            for party, mine in zip(self.parties, memories, strict=True)
-        ]
+        self.params = [self.memory(self.arena_of[number], number).params for number in range(COUNT)]
+        self.servers = [self.server(number) for number in range(COUNT)]
         for server in self.servers:
             for group in GROUPS:
                 server.begin(group.index)
         self.mail: defaultdict[tuple[int, int], deque[Any]] = defaultdict(deque)
         self.answered = [0] * COUNT
         self.told = 0
+
+    def server(self, number: int) -> Exchange:
+        party, arena = self.parties[number], self.arena_of[number]
+        own, near = (
+            self.memory(arena, number),
+            {other: self.memory(arena, other) for other in party.near},
+        )
+        return Exchange(party, GROUPS, self.every, own, near, own.allocate)
+
+    def replace(self, number: int) -> None:
+        """A server dies, and what was said to it and by it is lost; another takes its place."""
+        for pair in list(self.mail):
+            if number in pair:
+                self.mail[pair].clear()
+        self.servers[number] = self.server(number)
+        self.servers[number].take_over()
+        for other in set(range(COUNT)) - {number}:
+            self.post(number, self.servers[number].reunite(self.parties[number].guest(other)))
+            self.post(other, self.servers[other].reunite(self.parties[other].guest(number)))
 
     def memory(self, arena: Arena, number: int) -> Memory:
         return Memory(
@@ -81,9 +99,10 @@ class Crowd:
             other = to - 2
             self.told += isinstance(message, Gain)
             is_near = other in self.parties[number].near
-            assert vector is not None
             # Over the network a vector leaves as it is now; in common memory it is read when the message is.
-            self.mail[number, other].append((message, None if is_near else vector.clone()))
+            sent = None if is_near or vector is None else vector.clone()
+            assert is_near or sent is not None
+            self.mail[number, other].append((message, sent))
 
     def deliver(self, sender: int, receiver: int) -> None:
         if self.mail[sender, receiver]:
@@ -144,6 +163,51 @@ def test_every_update_comes_to_everyone_once(
     crowd.close()
 
 
+class Killed(Exception):
+    pass
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    script=events,
+    deaths=st.dictionaries(st.integers(0, 49), st.tuples(st.integers(0, COUNT - 1), st.booleans())),
+    every=st.integers(1, 3),
+)
+def test_the_same_where_servers_die_and_others_take_their_places(
+    script: list[tuple[str, int, int]], deaths: dict[int, tuple[int, bool]], every: int
+) -> None:
+    """Between two messages, or in the middle of taking over values."""
+    crowd = Crowd(every, ONE_HOST)
+    expected = torch.zeros(len(GROUPS) * LENGTH, dtype=torch.float64)
+
+    def half_a_copy(server: Any, index: int, row: int, serial: int) -> None:
+        server._values(index)[: LENGTH // 2] = server._made[: LENGTH // 2]
+        raise Killed
+
+    for number, (what, one, other) in enumerate(script):
+        victim, is_late = deaths.get(number, (0, False))
+        if number in deaths and is_late:
+            server: Any = crowd.servers[victim]
+            server._copy = partial(half_a_copy, server)
+        elif number in deaths:
+            crowd.replace(victim)
+        try:
+            if what == "update":
+                expected[GROUPS[other].slice] += 2.0**number
+                crowd.update(one, other, 2.0**number)
+            else:
+                crowd.deliver(one, other)
+        except Killed:
+            crowd.replace(other)
+    for number in range(COUNT):
+        crowd.replace(number)
+    crowd.meet()
+    crowd.meet()
+    for params in crowd.params:
+        assert torch.equal(params, expected)
+    crowd.close()
+
+
 def test_after_meeting_all_have_the_same_bits_also_where_sums_are_rounded() -> None:
     crowd = Crowd(1000, EACH_ITS_OWN)
     for round_ in range(3):
@@ -174,8 +238,8 @@ def test_what_cannot_follow_is_out_of_turn() -> None:
     crowd = Crowd(1, ONE_HOST)
     guest = crowd.parties[0].guest(1)
     for message in (
-        Gain(number=1, group=1),  # at home elsewhere
-        Level(number=1, group=1),  # nobody has asked
+        Gain(number=1, group=1, serial=1),  # at home elsewhere
+        Level(number=1, group=1, serial=1),  # nobody has asked
     ):
         with pytest.raises(OutOfTurn):
             list(crowd.servers[0].handle(guest, message, torch.zeros(LENGTH, dtype=torch.float64)))

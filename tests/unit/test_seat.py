@@ -28,14 +28,14 @@ def test_alone() -> None:
 def test_our_own_supervisor() -> None:
     environ = {"MANYHANDS_RANK": "1", "MANYHANDS_SIZE": "2", "MANYHANDS_ARENA_FD": "7"}
     assert find_seat(environ) == Seat(
-        rank=1, size=2, number=1, first_workers=2, launcher="manyhands", arena_fd=7
+        rank=1, size=2, number=1, most_workers=2, launcher="manyhands", arena_fd=7
     )
     spread = {"MANYHANDS_RANK": "0", "MANYHANDS_SIZE": "2", "MANYHANDS_STORE": "10.77.0.1:4000"}
     assert find_seat(spread) == Seat(
         rank=0,
         size=2,
         number=0,
-        first_workers=2,
+        most_workers=2,
         launcher="manyhands",
         store="10.77.0.1:4000",
         serves=True,

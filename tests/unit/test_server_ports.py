@@ -581,8 +581,8 @@ _said = st.one_of(
         one=_names,
         other=_names,
     ),
-    st.builds(messages.Gain, number=st.just(0), group=_small),
-    st.builds(messages.Level, number=st.just(0), group=_small),
+    st.builds(messages.Gain, number=st.just(0), group=_small, serial=_small),
+    st.builds(messages.Level, number=st.just(0), group=_small, serial=_small),
     st.builds(messages.Meet, number=st.just(0)),
     st.builds(messages.AskState, number=st.just(0)),
     st.builds(messages.GiveState, number=st.just(0), states=_states),
@@ -660,7 +660,7 @@ def test_no_message_of_the_right_form_ends_a_server(
         near=set(),
         workers=range(WORKERS),
         guests=[GUEST] if rule.parties > 1 else [],
-        lines=LinePort({}),
+        lines=LinePort((), lambda number: pytest.fail("there is nobody to reach")),
         digest=0,
     )
     numbers = itertools.count(1)

@@ -6,6 +6,8 @@ from manyhands.cluster.seat import SERVERS, Seat, whole_number
 
 RANK = "MANYHANDS_RANK"
 SIZE = "MANYHANDS_SIZE"
+MOST = "MANYHANDS_MOST"
+"""How many workers there may be at once, where they may change."""
 ARENA_FD = "MANYHANDS_ARENA_FD"
 STORE = "MANYHANDS_STORE"
 CORES = "MANYHANDS_CORES"
@@ -54,7 +56,7 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
         rank=rank,
         size=whole_number(environ, SIZE),
         number=number,
-        first_workers=workers,
+        most_workers=whole_number(environ, MOST) if MOST in environ else workers,
         members=tuple(range(workers)) if INVITATION in environ else (),
         is_new=is_new,
         is_server=SERVES in environ,

@@ -40,6 +40,11 @@ class Arena:
         self._maps.append(region)
         return region
 
+    def reserve(self, length: int) -> int:
+        """The next region, of addresses alone: where it begins."""
+        start, self._used = self._used, self._used + -(-length // PAGE) * PAGE
+        return start
+
     def at(self, offset: int, length: int) -> mmap.mmap:
         """A region at a place that all who share this memory know, far beyond those that `map` hands out."""
         os.posix_fallocate(self.fd, offset + length - 1, 1)

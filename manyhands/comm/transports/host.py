@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
+from manyhands.comm.transports import drawers
 from manyhands.comm.transports.arena import Arena
+from manyhands.comm.transports.drawers import Drawers
 from manyhands.comm.transports.waiting import Counters
 from manyhands.errors import PeerLost, UsageError
 
@@ -106,6 +108,10 @@ class Host:
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
         return self.arena.tensor(length, dtype)
+
+    def drawers(self, count: int) -> Drawers:
+        """Places for bytes that every worker of the host sees; all must ask, in the same order."""
+        return Drawers(self.arena.fd, self.arena.reserve(drawers.BYTES), count)
 
     def counters(self, count: int) -> Counters:
         """Counters for a purpose of one's own; all must ask, in the same order."""
