@@ -269,7 +269,9 @@ def test_what_another_server_group_has_added_is_news_to_all() -> None:
     told = Told(ASYNC, Adding())
     for worker in range(WORKERS):
         told.say(worker, Pull(number=1, group=told.group.index))
-    told.say(WORKERS, Gain(number=1, group=told.group.index), torch.arange(float(told.group.length)))
+    told.say(
+        WORKERS, Gain(number=1, group=told.group.index, serial=1), torch.arange(float(told.group.length))
+    )
     told.say(1, Pull(number=1, group=told.group.index, whole=False))
     assert torch.equal(told.copies[1], told.now())
     assert told.told_rows == 0, "rows alone would not do"
