@@ -79,8 +79,8 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer, model)
     steps_per_epoch = _steps(plan, len(samples.train))
-    share = Share(plan.train, plan.train.total_steps(steps_per_epoch), steps_per_epoch)
-    scheduler = scheduled(optimizer, share)
+    length = plan.train.total_steps(steps_per_epoch)
+    scheduler = scheduled(optimizer, Share(plan.train, length, steps_per_epoch))
     session = mh.session(
         model,
         optimizer,
@@ -106,7 +106,8 @@ def run(plan: Plan, *, resume: bool = False, say: Callable[[str], None] | None =
     if resume and not left:
         session.warn("all of the plan is done already; ask for more with --epochs or --steps")
     if resume and scheduler is not None and not session.takeovers:  # else it is where the others have it
-        _go_on(scheduler, Share(plan.train, share.total, steps_per_epoch), share.total - left)
+        # Resuming has put the numbers of the run that was interrupted into the first one.
+        _go_on(scheduler, Share(plan.train, length, steps_per_epoch), length - left)
     total = session.steps + left
     telemetry.event(
         "start",
