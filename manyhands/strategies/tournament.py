@@ -6,10 +6,12 @@ of x on the batch that i has at hand and has not trained on yet
 
     x_i, x_j ← x_i  if  L_i(x_i) + L_j(x_i) < L_i(x_j) + L_j(x_j),  else x_j.
 
-The winner's settings go on with its parameters; whoever takes over another's begins with a fresh optimizer. In
-the paper each side decides for itself; here both decide alike.
+The winner's settings go on with its parameters. Every trainer keeps its own optimizer's state, so that two with one
+model do not do the same; only one whose model has become useless begins afresh. In the paper each side decides for
+itself; here both decide alike.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -79,7 +81,8 @@ class Tournament(Strategy):
         else:
             rate.fill_(their_rate)
             replica.settings = their_settings
-            replica.forget()
+            if not math.isfinite(mine_here):
+                replica.forget()  # what this trainer's own model has made of its optimizer's state is no use
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         """The best model by the judgement of all trainers becomes everyone's; they keep their rates."""
@@ -94,6 +97,6 @@ class Tournament(Strategy):
             best = losses.index(min(losses))
             comm.copy_(mine, best)
             replica.become(mine)
-            if comm.rank != best:
+            if not math.isfinite(losses[comm.rank]):
                 replica.forget()
         replica.held = None  # a run that goes on from a checkpoint has nothing at hand either

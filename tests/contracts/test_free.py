@@ -1,6 +1,7 @@
 """Strategies whose workers do not wait for each other, or meet in pairs: what each of them is by definition."""
 
 import functools
+import math
 import os
 import signal
 import subprocess
@@ -354,7 +355,10 @@ def test_rates_are_spread_evenly_and_scale_every_update() -> None:
     assert [a / b for a, b in zip(ours, plain, strict=True)] == pytest.approx([0.25, 1.0, 4.0])
 
 
-def test_the_winner_takes_its_running_statistics_along_and_the_loser_begins_afresh() -> None:
+@pytest.mark.parametrize("is_ruined", [True, False])
+def test_the_winner_takes_its_running_statistics_along_and_a_ruined_loser_begins_afresh(
+    is_ruined: bool,
+) -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -368,10 +372,10 @@ def test_the_winner_takes_its_running_statistics_along_and_the_loser_begins_afre
     def work(world: World) -> tuple[list[Tensor], int]:
         net = Normed()
         optimizer = torch.optim.SGD(net.parameters(), lr=1000.0 if world.rank else 0.1, momentum=0.9)
-        session = Session(net, optimizer, loss, world=world, strategy="tournament:every=2,spread=1")
-        batches = [step[world.rank][0] for step in make_steps(2)]
-        for batch in batches[:2]:
-            session.step(batch)
+        session = Session(net, optimizer, loss, world=world, strategy="tournament:every=1,spread=1")
+        session.step(make_steps(2)[0][world.rank][0])
+        if world.rank and is_ruined:
+            session.replica.params.fill_(math.inf)
         session.step()  # they meet, and nobody has anything to add
         seen = [net.norm.running_mean.clone(), net.norm.running_var.clone(), flat(session)]  # type: ignore[union-attr]
         states = len(session.replica.updates.export())
@@ -381,7 +385,7 @@ def test_the_winner_takes_its_running_statistics_along_and_the_loser_begins_afre
     (winner, kept), (loser, left) = in_threads(2, work)
     assert_same_bits([winner, loser])
     assert kept > 0
-    assert left == 0
+    assert left == (0 if is_ruined else kept)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
