@@ -946,7 +946,7 @@ def _leave(pid: int) -> None:
     if os.getpid() != pid:
         return
     problem: ManyhandsError | None = None
-    if getattr(sys, "last_value", None) is None:
+    if is_good := getattr(sys, "last_value", None) is None:
         try:
             for open_session in _open_sessions():
                 open_session.finish()
@@ -959,9 +959,9 @@ def _leave(pid: int) -> None:
     if _current is not None:
         _current.close()
         _current = None
-    if _member is not None:
-        _member.close()
+    if _member is not None and is_good and not problem:
+        _member.close()  # else the others would go on without it, as if it had not been an error that ends the run
     if problem:
-        worker.refuse(problem)
+        worker.refuse(problem, local.EXIT_REFUSED)
         telemetry.close()
         os._exit(local.EXIT_REFUSED)  # at this point an exception would no longer change the exit code

@@ -123,7 +123,7 @@ class Attendance:
             self._failed = refusals[-1].removeprefix("error: ")[:400]
         elif worker.code != local.EXIT_PEER_LOST:
             how = f"died: {describe_exit(worker.code)}"
-            if worker.speaks_last_words:
+            if worker.last_words is not None:
                 how = f"ended with {exception_in(worker.tail)}"
             name = "server" if self.is_server(worker.rank) else "worker"
             self._failed = f"{name} {self.first_number + worker.rank} {how}"[:400]

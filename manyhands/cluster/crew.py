@@ -38,7 +38,8 @@ class Worker:
         self.code = 0
         """As in `subprocess`: negative for a signal. Known once the worker has ended."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self.speaks_last_words = False
+        self.last_words: int | None = None
+        """The exit code with which it said that it ends, in the lines of `tail`; None while it has not."""
         self.streams = (_Stream(self, output), _Stream(self, error))
 
     def signal(self, number: int) -> None:
@@ -54,12 +55,13 @@ class Worker:
 
     def hear_error(self, line: str) -> bool:
         """Keep a line of standard error; says whether it should be shown now."""
-        if line == local.LAST_WORDS:
-            self.speaks_last_words = True
+        mark, words, code = line.partition(local.LAST_WORDS)
+        if words and not mark and code.isdecimal():
+            self.last_words = int(code)
             self.tail = deque(maxlen=_LAST_WORDS_LINES)
         else:
             self.tail.append(line)
-        return not self.speaks_last_words
+        return self.last_words is None
 
 
 class _Stream:
@@ -380,6 +382,8 @@ class Crew:
                 self._selector.unregister(fd)
             os.close(fd)
         worker.code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
+        if worker.code < 0 and worker.last_words is not None:
+            worker.code = worker.last_words  # it was on its way out, and somebody did not wait for that
         self.running.remove(worker)
 
     def _end_all(self) -> None:

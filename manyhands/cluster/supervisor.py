@@ -275,7 +275,7 @@ def _first(deaths: list[Worker]) -> Worker:
 def _death(worker: Worker, workers: int, servers: int) -> Outcome:
     who = _name(worker.rank, workers, servers) + (f" of {workers}" if worker.rank < workers else "")
     how = f"died: {describe_exit(worker.code)}"
-    if worker.code == local.EXIT_CRASHED and worker.speaks_last_words:
+    if worker.code == local.EXIT_CRASHED and worker.last_words is not None:
         how = f"ended with {exception_in(worker.tail)}"
     return Outcome(
         ok=False,

@@ -47,7 +47,7 @@ def main() -> None:
     except ManyhandsError as error:
         code = local.EXIT_PEER_LOST if isinstance(error, PeerLost) else local.EXIT_REFUSED
         sys.last_value = error  # as the interpreter does; what runs at exit sees that this is not a good end
-        refuse(error)
+        refuse(error, code)
     except SystemExit as end:
         if end.code not in (None, 0):  # told to end, or of its own accord: neither waits for the others
             sys.last_value = end
@@ -55,7 +55,7 @@ def main() -> None:
     except (Exception, KeyboardInterrupt) as error:
         code = local.EXIT_CRASHED
         sys.last_value = error
-        _say_last_words()
+        _say_last_words(code)
         _show(error)
     else:
         return
@@ -133,16 +133,16 @@ def _check_module(module: str) -> None:
         raise UsageError(f"there is no module {module!r} to run with -m.")
 
 
-def refuse(error: ManyhandsError) -> None:
+def refuse(error: ManyhandsError, code: int) -> None:
     """Say why this worker ends, in one sentence."""
-    _say_last_words()
+    _say_last_words(code)
     print(f"error: {error}", file=sys.stderr, flush=True)
 
 
-def _say_last_words() -> None:
+def _say_last_words(code: int) -> None:
     sys.stdout.flush()
     if local.RANK in os.environ:
-        print(local.LAST_WORDS, file=sys.stderr)
+        print(f"{local.LAST_WORDS}{code}", file=sys.stderr)
 
 
 def _show(error: BaseException) -> None:

@@ -100,7 +100,9 @@ def test_a_script_runs_with_servers_and_they_print_nothing(tmp_path: Path) -> No
 
 
 def test_a_mistake_in_a_worker_is_blamed_on_the_worker(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
+    """However long it takes to end: here its last handler sleeps, with the interpreter's lock, so no thread runs."""
+    sleep = "import atexit, ctypes\natexit.register(ctypes.PyDLL(None).sleep, 2)\n"
+    (tmp_path / "script.py").write_text(sleep + SCRIPT)
     asked = ["--strategy", "parameter-server", "--servers", "1", "--workers", "2"]
     done = manyhands("launch", *asked, "script.py", "fails", cwd=tmp_path)
     assert done.code == 1

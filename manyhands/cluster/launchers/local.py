@@ -38,8 +38,8 @@ EXIT_TERMINATED = 143
 GOOD_ENDS = (0, EXIT_LEFT, EXIT_SAVED)
 
 LAST_WORDS = "\x1e"
-"""A line of this on standard error says: what follows is why this worker ends. The supervisor keeps it back,
-so that an exception that all workers meet at once is shown once."""
+"""A line of this and an exit code on standard error says: what follows is why this worker ends, with that code. The
+supervisor keeps it back, so that an exception that all workers meet at once is shown once."""
 
 
 def detect(environ: Mapping[str, str]) -> Seat | None:
