@@ -285,7 +285,9 @@ def test_a_traceback_shows_the_users_frames_only_and_once(run: Run) -> None:
 
 
 def test_who_is_killed_on_the_way_out_has_ended_by_its_own_error(run: Run) -> None:
-    outcome = run("import atexit, os\natexit.register(os.kill, os.getpid(), 9)\nraise KeyError('missing')").outcome
+    outcome = run(
+        "import atexit, os\natexit.register(os.kill, os.getpid(), 9)\nraise KeyError('missing')"
+    ).outcome
     assert outcome.exit_code == 1
     assert "ended with KeyError: 'missing'" in outcome.message
 
