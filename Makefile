@@ -36,6 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/saving.py
+	$(BIN)/python benchmarks/telemetry.py
 	$(BIN)/python benchmarks/recovery.py
 	for section in servers traffic hiding stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
 	for section in pipeline shards equality; do $(BIN)/python benchmarks/placements.py $$section; done

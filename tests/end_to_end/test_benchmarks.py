@@ -27,6 +27,7 @@ OPTIONS = {
     "memory": ["--workers", "1"],
     "startup": ["--workers", "1"],
     "saving": [],
+    "telemetry": [],
     "strategies-servers": ["servers", "--jobs", "small-mlp", "--contenders", "ours", "rpc"],
     "strategies-traffic": ["traffic", "--cases", "ring"],
     "strategies-hiding": ["hiding"],
@@ -120,6 +121,12 @@ def test_saving(results: Results) -> None:
         found["ratios"], [f"{stops} ÷ a copy of the state into memory", f"{stops} ÷ torch.save, and the disk"]
     )
     assert len(found["seconds"]["meanwhile_s"]) == 2, "training goes on while a checkpoint is written"
+
+
+def test_telemetry(results: Results) -> None:
+    found = results("telemetry")
+    assert found["ratio"]["low"] <= found["ratio"]["value"] <= found["ratio"]["high"]
+    assert [len(seconds) for seconds in found["seconds"].values()] == [2, 2]
 
 
 def test_servers(results: Results) -> None:
