@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test chaos lint bench peers clean
+.PHONY: help train test chaos lint bench bench-check peers clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
-	@echo "make test    set up, then run every test"
+	@echo "make test    set up, then run the tests"
 	@echo "make chaos   kill workers, servers and hosts at random instants, 200 times (about 20 minutes)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
+	@echo "make bench-check  that every benchmark runs, with numbers that mean nothing (about 3 minutes)"
 	@echo "make peers   TensorFlow in an environment of its own, for benchmarks/strategies.py"
 	@echo "make clean   remove the environment and caches"
 
@@ -40,6 +41,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/recovery.py
 	for section in servers traffic hiding stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
 	for section in pipeline shards equality; do $(BIN)/python benchmarks/placements.py $$section; done
+
+bench-check: $(READY)
+	$(BIN)/python -m pytest -m benchmark tests/end_to_end/test_benchmarks.py
 
 # What we are compared with and do not depend on; benchmarks leave out what is not there.
 peers: $(READY)

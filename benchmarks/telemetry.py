@@ -97,7 +97,11 @@ def main() -> None:
         name="with ÷ without (and quartiles)", value=middle, low=low, high=high, target=1.01, at_most=True
     )
     step_ms = statistics.median(seconds["without"]) * 1e3
-    print(table(f"steps of {step_ms:.2f} ms", [*RATIO_HEADER[:1], "of pairs", *RATIO_HEADER[2:]], [found.cells()]))
+    print(
+        table(
+            f"steps of {step_ms:.2f} ms", [*RATIO_HEADER[:1], "of pairs", *RATIO_HEADER[2:]], [found.cells()]
+        )
+    )
     print(f"{(middle - 1) * step_ms * 1e3:.1f} µs per step")
     write(options, benchmark="telemetry", results={"seconds": seconds, "ratio": found.record()})
 

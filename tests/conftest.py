@@ -10,6 +10,8 @@ import pytest
 
 # Sums of several threads round otherwise. Set before torch is imported, it holds for all threads of this process.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Hundreds of processes load the same modules; compiling ours each time would be a tenth of their start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 PATIENCE_S = 60.0  # tests that run beside this one may have segments of their own for a while
 
