@@ -8,12 +8,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RATIO_HEADER, Ratio, arguments, say, table, write
+from common import RATIO_HEADER, arguments, interleave, ratio, table, write
 from torch import Tensor, nn
 
 import manyhands as mh
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="per turn (default 500)")
     options = parser.parse_args()
     if options.quick:
-        options.rounds, options.steps = 2, 3
+        options.rounds, options.steps = 1, 3
     torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = [(nn.Linear(*ends), nn.ReLU()) for ends in itertools.pairwise(WIDTHS)]
@@ -74,36 +74,27 @@ def main() -> None:
     session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.01), loss)
     batch = (torch.randn(32, WIDTHS[0]), torch.randint(WIDTHS[-1], (32,)))
 
-    def turn() -> float:
+    def turn(meanwhile: AbstractContextManager[None]) -> float:
         """Seconds of a processor per step, of all threads: what others take away meanwhile does not count."""
-        session.step(batch)
-        start = time.process_time()
-        for _ in range(options.steps):
+        with meanwhile:
             session.step(batch)
-        return (time.process_time() - start) / options.steps
+            start = time.process_time()
+            for _ in range(options.steps):
+                session.step(batch)
+            return (time.process_time() - start) / options.steps
 
-    seconds: dict[str, list[float]] = {"with": [], "without": []}
-    say(f"{options.rounds} rounds of {options.steps} steps with and without records")
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(options.rounds):
-            for name in sorted(seconds, reverse=number % 2 == 0):
-                with recording(Path(folder)) if name == "with" else without():
-                    seconds[name].append(turn())
+        contenders = {
+            "with": lambda: turn(recording(Path(folder))),
+            "without": lambda: turn(without()),
+        }
+        seconds = interleave(contenders, options.rounds, "records")
         session.close()
-    each = [mine / other for mine, other in zip(seconds["with"], seconds["without"], strict=True)]
-    # Of pairs of turns, not of medians: what is looked for is much smaller than the drift of a machine.
-    low, middle, high = statistics.quantiles(each, n=4)
-    found = Ratio(
-        name="with ÷ without (and quartiles)", value=middle, low=low, high=high, target=1.01, at_most=True
-    )
-    step_ms = statistics.median(seconds["without"]) * 1e3
-    print(
-        table(
-            f"steps of {step_ms:.2f} ms", [*RATIO_HEADER[:1], "of pairs", *RATIO_HEADER[2:]], [found.cells()]
-        )
-    )
-    print(f"{(middle - 1) * step_ms * 1e3:.1f} µs per step")
-    write(options, benchmark="telemetry", results={"seconds": seconds, "ratio": found.record()})
+    found = ratio("with ÷ without", seconds["with"], seconds["without"], 1.01, at_most=True)
+    step_us = statistics.median(seconds["without"]) * 1e6
+    print(table(f"steps of {step_us / 1e3:.2f} ms", RATIO_HEADER, [found.cells()]))
+    print(f"{(found.middle - 1) * step_us:.1f} µs per step, by the median round")
+    write(options, benchmark="telemetry", results={"seconds": seconds, "ratios": [found.record()]})
 
 
 if __name__ == "__main__":

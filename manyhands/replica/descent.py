@@ -8,7 +8,8 @@ Here each pass writes to one place what it reads from others, and says so first:
     room      <-  params - rate * momentum          ROOM
     params    <-  room                              PARAMS
 
-Whoever knows which of them was going on makes it again, and then the rest. `room` is one span of memory that all
+Whoever knows which of them was going on makes it again, and then the rest. (The third finds the momentum in the room,
+where it has just been made, unless it is made again.) `room` is one span of memory that all
 workers of the host see, used for every span in turn, so that it stays in the cache: nothing else is copied, and nothing
 is kept of what was before. The gradient may itself be in the room, if it can be made again. Without momentum the first
 and the third pass are one.
@@ -58,12 +59,14 @@ class Descent:
         """The rest of a step, from the pass that was last noted."""
         with torch.no_grad():
             if self.momentum is not None:
+                momentum = self.momentum
                 if stage == MOMENTUM:
                     note(MOMENTUM)
                     self.momentum.copy_(room)
+                    momentum = room  # in the cache
                 if stage <= ROOM:
                     note(ROOM)
-                    torch.add(self.params, self.momentum, alpha=-self.rate, out=room)
+                    torch.add(self.params, momentum, alpha=-self.rate, out=room)
             note(PARAMS)
             self.params.copy_(room)
 
