@@ -11,6 +11,7 @@ from math import prod
 
 ALIGN = 16  # elements: each parameter starts on a cache line of its own
 SMALLEST_SPAN = 4096  # elements: below this, the overhead of one more span outweighs sharing the work
+MATRIX_SPAN = 4  # of others: gradients made of factors are made faster for many rows at once
 LARGEST_BLOCK = 1 << 24  # elements of a table: what travels whole at a pause fits a message
 
 
@@ -101,7 +102,7 @@ def slots(layout: Layout) -> list[slice]:
 
 
 def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[Span]:
-    """Spans of at most `limit` elements; only a table, and a parameter that must stay whole, may make longer ones.
+    """Spans of at most `limit` elements; only tables, matrices, and parameters that must stay whole make longer ones.
 
     The parameters of a span are updated equally often. A table has spans to itself, blocks of its rows, and so has a
     matrix whose gradients come as factors.
@@ -116,7 +117,7 @@ def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[S
         if place.rows:
             edges += [*_row_edges(place, lanes), end]
         elif place.factored:
-            edges += [*_matrix_edges(place, limit, lanes), end]
+            edges += [*_matrix_edges(place, MATRIX_SPAN * limit, lanes), end]
         elif place.whole:
             if end - edges[-1] > limit and place.start > edges[-1]:
                 edges.append(place.start)

@@ -72,9 +72,9 @@ def build(job: Job) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(5)
     # One layer whose gradients come as factors, and others whose do not.
     model = torch.nn.Sequential(
-        torch.nn.Linear(600, 1100),
+        torch.nn.Linear(600, 2400),
         torch.nn.Tanh(),
-        torch.nn.Linear(1100, 200),
+        torch.nn.Linear(2400, 200),
         torch.nn.Tanh(),
         torch.nn.Linear(200, 10),
     )
