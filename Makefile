@@ -12,7 +12,7 @@ help:
 	@echo "make chaos   kill workers, servers and hosts at random instants, 200 times (about 20 minutes)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
-	@echo "make bench-check  that every benchmark runs, with numbers that mean nothing (about 3 minutes)"
+	@echo "make bench-check  that every benchmark runs, with numbers that mean nothing (about 2 minutes)"
 	@echo "make peers   TensorFlow in an environment of its own, for benchmarks/strategies.py"
 	@echo "make clean   remove the environment and caches"
 

@@ -75,13 +75,14 @@ def main() -> None:
     batch = (torch.randn(32, WIDTHS[0]), torch.randint(WIDTHS[-1], (32,)))
 
     def turn(meanwhile: AbstractContextManager[None]) -> float:
-        """Seconds of a processor per step, of all threads: what others take away meanwhile does not count."""
+        """Seconds of a processor per step, of all threads, until everything is written: what others take away
+        meanwhile does not count."""
         with meanwhile:
             session.step(batch)
             start = time.process_time()
             for _ in range(options.steps):
                 session.step(batch)
-            return (time.process_time() - start) / options.steps
+        return (time.process_time() - start) / options.steps
 
     with tempfile.TemporaryDirectory() as folder:
         contenders = {

@@ -946,7 +946,8 @@ def _leave(pid: int) -> None:
     if os.getpid() != pid:
         return
     problem: ManyhandsError | None = None
-    if is_good := getattr(sys, "last_value", None) is None:
+    end = getattr(sys, "last_value", None)
+    if end is None:
         try:
             for open_session in _open_sessions():
                 open_session.finish()
@@ -959,6 +960,7 @@ def _leave(pid: int) -> None:
     if _current is not None:
         _current.close()
         _current = None
+    is_good = end is None or (isinstance(end, SystemExit) and end.code in local.GOOD_ENDS)
     if _member is not None and is_good and not problem:
         _member.close()  # else the others would go on without it, as if it had not been an error that ends the run
     if problem:

@@ -22,7 +22,7 @@ from manyhands.cluster.control import (
     to_member,
 )
 from manyhands.cluster.crew import Crew, Worker
-from manyhands.cluster.exits import describe_exit, exception_in
+from manyhands.cluster.exits import describe_exit, ending
 from manyhands.cluster.launchers import local
 from manyhands.comm.transports.curve import introduce, watch
 from manyhands.errors import ManyhandsError
@@ -122,9 +122,7 @@ class Attendance:
         if worker.code == local.EXIT_REFUSED and refusals:
             self._failed = refusals[-1].removeprefix("error: ")[:400]
         elif worker.code != local.EXIT_PEER_LOST:
-            how = f"died: {describe_exit(worker.code)}"
-            if worker.last_words is not None:
-                how = f"ended with {exception_in(worker.tail)}"
+            how = ending(worker.code, worker.tail if worker.last_words is not None else ())
             name = "server" if self.is_server(worker.rank) else "worker"
             self._failed = f"{name} {self.first_number + worker.rank} {how}"[:400]
 

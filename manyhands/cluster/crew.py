@@ -53,15 +53,15 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def hear_error(self, line: str) -> bool:
-        """Keep a line of standard error; says whether it should be shown now."""
-        mark, words, code = line.partition(local.LAST_WORDS)
-        if words and not mark and code.isdecimal():
+    def hear_error(self, line: str) -> str | None:
+        """Keep a line of standard error; gives what of it should be shown now."""
+        before, mark, code = line.partition(local.LAST_WORDS)
+        if mark and code.isdecimal():
             self.last_words = int(code)
             self.tail = deque(maxlen=_LAST_WORDS_LINES)
-        else:
-            self.tail.append(line)
-        return self.last_words is None
+            return before or None  # a progress bar, for example, does not end its line
+        self.tail.append(line)
+        return line if self.last_words is None else None
 
 
 class _Stream:
@@ -373,8 +373,8 @@ class Crew:
         for line in lines:
             if stream is worker.streams[0]:
                 self._on_output(worker.rank, line)
-            elif worker.hear_error(line):
-                self._on_line(worker.rank, line)
+            elif (shown := worker.hear_error(line)) is not None:
+                self._on_line(worker.rank, shown)
 
     def _reap(self, worker: Worker) -> None:
         for fd in (worker.pidfd, *(stream.fd for stream in worker.streams)):

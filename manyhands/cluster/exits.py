@@ -32,8 +32,14 @@ def describe_exit(code: int) -> str:
     return f"{meaning} ({name})" if meaning else f"killed by {name}"
 
 
-def exception_in(traceback: Sequence[str]) -> str:
+def ending(code: int, last_words: Sequence[str]) -> str:
+    """How one has ended, given what it said at its end: `ended with` and its exception, or `died:` and its code."""
+    exception = _exception_in(last_words) if code == local.EXIT_CRASHED else None
+    return f"ended with {exception}" if exception else f"died: {describe_exit(code)}"
+
+
+def _exception_in(traceback: Sequence[str]) -> str | None:
     """The line of a traceback that names the exception: the first after the frames; its message may be longer."""
     frames = [number for number, line in enumerate(traceback) if line.startswith("  File ")]
     after = list(traceback)[frames[-1] + 1 :] if frames else []
-    return next((line for line in after if line and not line.startswith(" ")), "an exception")
+    return next((line for line in after if line and not line.startswith(" ")), None)

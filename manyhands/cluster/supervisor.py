@@ -19,7 +19,7 @@ from manyhands.cluster import leaving
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.crew import Crew, Worker
 from manyhands.cluster.events import Event
-from manyhands.cluster.exits import describe_exit, exception_in
+from manyhands.cluster.exits import ending
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
 
@@ -274,13 +274,11 @@ def _first(deaths: list[Worker]) -> Worker:
 
 def _death(worker: Worker, workers: int, servers: int) -> Outcome:
     who = _name(worker.rank, workers, servers) + (f" of {workers}" if worker.rank < workers else "")
-    how = f"died: {describe_exit(worker.code)}"
-    if worker.code == local.EXIT_CRASHED and worker.last_words is not None:
-        how = f"ended with {exception_in(worker.tail)}"
+    last_words = worker.tail if worker.last_words is not None else ()
     return Outcome(
         ok=False,
         exit_code=worker.code if worker.code > 0 else 128 - worker.code,
-        message=f"{who} {how}",
+        message=f"{who} {ending(worker.code, last_words)}",
         rank=worker.rank,
         tail=tuple(worker.tail),
     )

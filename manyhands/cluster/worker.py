@@ -49,9 +49,15 @@ def main() -> None:
         sys.last_value = error  # as the interpreter does; what runs at exit sees that this is not a good end
         refuse(error, code)
     except SystemExit as end:
-        if end.code not in (None, 0):  # told to end, or of its own accord: neither waits for the others
-            sys.last_value = end
-        raise
+        if end.code in (None, 0):
+            return
+        sys.last_value = end  # told to end, or of its own accord: neither waits for the others
+        if end.code in local.GOOD_ENDS:
+            raise
+        code = end.code & 0xFF if isinstance(end.code, int) else local.EXIT_CRASHED
+        _say_last_words(code)
+        if not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)  # as the interpreter does
     except (Exception, KeyboardInterrupt) as error:
         code = local.EXIT_CRASHED
         sys.last_value = error

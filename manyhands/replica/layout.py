@@ -11,7 +11,6 @@ from math import prod
 
 ALIGN = 16  # elements: each parameter starts on a cache line of its own
 SMALLEST_SPAN = 4096  # elements: below this, the overhead of one more span outweighs sharing the work
-MATRIX_SPAN = 4  # of others: gradients made of factors are made faster for many rows at once
 LARGEST_BLOCK = 1 << 24  # elements of a table: what travels whole at a pause fits a message
 
 
@@ -66,8 +65,11 @@ class Layout:
     length: int
 
 
-def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layout:
-    """Place the parameters (given in the model's order) and cut spans so that every lane gets about the same."""
+def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int, matrix_spans: int = 1) -> Layout:
+    """Place the parameters (given in the model's order) and cut spans so that every lane gets about the same.
+
+    Those of matrices whose gradients come as factors may be `matrix_spans` times as long as others.
+    """
     places: list[Place] = []
     at = 0
     for shape in reversed(shapes):
@@ -89,7 +91,7 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int) -> Layou
     pieces = max(1, -(-at // span_elements))
     pieces = -(-pieces // lanes) * lanes
     limit = max(_aligned(-(-at // pieces)), SMALLEST_SPAN)
-    return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit, lanes)), length=at)
+    return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit, lanes, matrix_spans)), length=at)
 
 
 def slots(layout: Layout) -> list[slice]:
@@ -101,7 +103,7 @@ def slots(layout: Layout) -> list[slice]:
     return found
 
 
-def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[Span]:
+def _cut(places: Sequence[Place], length: int, limit: int, lanes: int, matrix_spans: int) -> list[Span]:
     """Spans of at most `limit` elements; only tables, matrices, and parameters that must stay whole make longer ones.
 
     The parameters of a span are updated equally often. A table has spans to itself, blocks of its rows, and so has a
@@ -117,7 +119,7 @@ def _cut(places: Sequence[Place], length: int, limit: int, lanes: int) -> list[S
         if place.rows:
             edges += [*_row_edges(place, lanes), end]
         elif place.factored:
-            edges += [*_matrix_edges(place, MATRIX_SPAN * limit, lanes), end]
+            edges += [*_matrix_edges(place, matrix_spans * limit, lanes), end]
         elif place.whole:
             if end - edges[-1] > limit and place.start > edges[-1]:
                 edges.append(place.start)

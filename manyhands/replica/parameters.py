@@ -8,7 +8,11 @@ from torch.optim import Optimizer
 
 from manyhands.errors import UsageError
 from manyhands.replica.layout import Layout, Shape, lay_out
-from manyhands.replica.updates import is_element_wise
+from manyhands.replica.updates import descends, is_element_wise
+
+# Gradients made of factors are made faster for many rows at once. Optimizers of which a span's state is copied before
+# an update (`Journal.begin`) lose more by larger spans than that.
+_MATRIX_SPANS = 4
 
 
 def trained(model: nn.Module, optimizer: Optimizer) -> tuple[list[str], list[nn.Parameter]]:
@@ -53,7 +57,7 @@ def lay_out_model(
 ) -> Layout:
     """Where the trained parameters lie in the flat vector: the same on everyone who has the same model.
 
-    Of the matrices whose ids are in `factored`, those that fill several spans are cut between rows.
+    Of the matrices whose ids are in `factored`, those that would fill several spans are cut between rows.
     """
     names, params = trained(model, optimizer)
     return lay_out_params(
@@ -97,4 +101,9 @@ def lay_out_params(
         )
         for name, p, original in zip(names, params, originals, strict=True)
     ]
-    return lay_out(shapes, span_elements=span_bytes // dtype.itemsize, lanes=lanes)
+    return lay_out(
+        shapes,
+        span_elements=span_bytes // dtype.itemsize,
+        lanes=lanes,
+        matrix_spans=_MATRIX_SPANS if descends(optimizer) else 1,
+    )

@@ -56,6 +56,11 @@ def is_element_wise(optimizer: Optimizer) -> bool:
     return type(optimizer) in ELEMENT_WISE
 
 
+def descends(optimizer: Optimizer) -> bool:
+    """Whether all it does is done without it, in passes (`Descent`)."""
+    return type(optimizer) is torch.optim.SGD and all(map(is_simple, optimizer.param_groups))
+
+
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether `step` must be able to evaluate the loss again (L-BFGS)."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

@@ -284,12 +284,21 @@ def test_a_traceback_shows_the_users_frames_only_and_once(run: Run) -> None:
     assert heard.lines == []
 
 
-def test_who_is_killed_on_the_way_out_has_ended_by_its_own_error(run: Run) -> None:
-    outcome = run(
-        "import atexit, os\natexit.register(os.kill, os.getpid(), 9)\nraise KeyError('missing')"
-    ).outcome
-    assert outcome.exit_code == 1
-    assert "ended with KeyError: 'missing'" in outcome.message
+@pytest.mark.parametrize(
+    ("code", "exit_code", "how"),
+    [
+        ("raise KeyError('missing')", 1, "ended with KeyError: 'missing'"),
+        ("sys.exit(3)", 3, "died: exit code 3"),
+        ("sys.stderr.write('a line without end'); sys.exit(3)", 3, "died: exit code 3"),
+    ],
+)
+def test_who_is_killed_on_the_way_out_has_ended_by_its_own_error(
+    code: str, exit_code: int, how: str, run: Run
+) -> None:
+    heard = run(f"import atexit, os, sys\natexit.register(os.kill, os.getpid(), 9)\n{code}", workers=1)
+    assert heard.outcome.exit_code == exit_code
+    assert how in heard.outcome.message
+    assert [line for _, line in heard.lines] == (["a line without end"] if "line" in code else [])
 
 
 def test_a_long_traceback_is_shown_whole(run: Run) -> None:
