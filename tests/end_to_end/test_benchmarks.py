@@ -127,6 +127,8 @@ def test_saving(results: Results) -> None:
 def test_telemetry(results: Results) -> None:
     found = results("telemetry")
     assert_ratios(found["ratios"], ["with ÷ without"])
+    assert found["calls"]["step"] == 1
+    assert 0 < found["step_s"] == sum(found["each_s"][name] * count for name, count in found["calls"].items())
     assert all(seconds[0] > 0 for seconds in found["seconds"].values())
 
 
