@@ -6,7 +6,6 @@ The first is a few millionths of a second and can be told anywhere. The second i
 where the machine is calm enough for a hundredth of a step of about 1 ms to be seen.
 """
 
-import itertools
 import statistics
 import tempfile
 import time
@@ -18,12 +17,11 @@ from typing import Any
 
 import torch
 from common import RATIO_HEADER, arguments, interleave, ratio, table, write
-from torch import Tensor, nn
+from jobs import JOBS, build, loss, make_batches
 
 import manyhands as mh
 from manyhands import telemetry
 
-WIDTHS = (128, 256, 256, 10)  # with 32 samples, about 1 ms on one core
 CALLS = ("add_seconds", "count", "event", "step", "timed")
 
 
@@ -39,16 +37,21 @@ class _Nothing:
 
 
 @contextmanager
-def without() -> Iterator[None]:
-    """Nothing is recorded or even counted."""
+def replaced(by: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Something else in the place of all that is called to record, given its name and what it was."""
     before: dict[str, Any] = {name: getattr(telemetry, name) for name in CALLS}
-    for name in CALLS:
-        setattr(telemetry, name, _Nothing())
+    for name, call in before.items():
+        setattr(telemetry, name, by(name, call))
     try:
         yield
     finally:
         for name, call in before.items():
             setattr(telemetry, name, call)
+
+
+def without() -> AbstractContextManager[None]:
+    """Nothing is recorded or even counted."""
+    return replaced(lambda name, call: _Nothing())
 
 
 @contextmanager
@@ -72,14 +75,8 @@ def calls_of(step: Callable[[], object]) -> dict[str, int]:
 
         return record
 
-    before: dict[str, Any] = {name: getattr(telemetry, name) for name in CALLS}
-    for name, call in before.items():
-        setattr(telemetry, name, counting(name, call))
-    try:
+    with replaced(counting):
         step()
-    finally:
-        for name, call in before.items():
-            setattr(telemetry, name, call)
     return dict(counted)
 
 
@@ -98,16 +95,12 @@ def seconds_of(name: str, times: int) -> float:
         "timed": timed,
     }
     call = calls[name]
-    with tempfile.TemporaryDirectory() as folder, recording(Path(folder)):
-        start = time.process_time()
-        for _ in range(times):
-            call()
-        telemetry.close()
+    with tempfile.TemporaryDirectory() as folder:
+        with recording(Path(folder)):
+            start = time.process_time()
+            for _ in range(times):
+                call()
         return (time.process_time() - start) / times
-
-
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def main() -> None:
@@ -117,12 +110,9 @@ def main() -> None:
     if options.quick:
         options.rounds, options.steps = 1, 3
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    layers = [(nn.Linear(*ends), nn.ReLU()) for ends in itertools.pairwise(WIDTHS)]
-    model = nn.Sequential(*itertools.chain(*layers))
-    session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.01), loss)
-    batch = (torch.randn(32, WIDTHS[0]), torch.randint(WIDTHS[-1], (32,)))
-
+    job = JOBS["small-mlp"]
+    session = mh.session(*build(job), loss)
+    batch, *_ = make_batches(job, 32, rank=0)
     calls = calls_of(lambda: session.step(batch))
     each_s = {
         name: min(seconds_of(name, 10 * options.steps) for _ in range(options.rounds // 10 or 1))

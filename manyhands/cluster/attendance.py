@@ -22,7 +22,7 @@ from manyhands.cluster.control import (
     to_member,
 )
 from manyhands.cluster.crew import Crew, Worker
-from manyhands.cluster.exits import describe_exit, ending
+from manyhands.cluster.exits import describe_exit
 from manyhands.cluster.launchers import local
 from manyhands.comm.transports.curve import introduce, watch
 from manyhands.errors import ManyhandsError
@@ -122,9 +122,8 @@ class Attendance:
         if worker.code == local.EXIT_REFUSED and refusals:
             self._failed = refusals[-1].removeprefix("error: ")[:400]
         elif worker.code != local.EXIT_PEER_LOST:
-            how = ending(worker.code, worker.tail if worker.last_words is not None else ())
             name = "server" if self.is_server(worker.rank) else "worker"
-            self._failed = f"{name} {self.first_number + worker.rank} {how}"[:400]
+            self._failed = f"{name} {self.first_number + worker.rank} {worker.ending}"[:400]
 
     def goes_on(self) -> bool:
         """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from manyhands.cluster import leaving, nursery
+from manyhands.cluster.exits import ending
 from manyhands.cluster.launchers import local
 from manyhands.errors import ManyhandsError
 
@@ -41,6 +42,11 @@ class Worker:
         self.last_words: int | None = None
         """The exit code with which it said that it ends, in the lines of `tail`; None while it has not."""
         self.streams = (_Stream(self, output), _Stream(self, error))
+
+    @property
+    def ending(self) -> str:
+        """How it has ended, in words."""
+        return ending(self.code, self.tail if self.last_words is not None else ())
 
     def signal(self, number: int) -> None:
         """Send a signal to this process alone."""

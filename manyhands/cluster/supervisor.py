@@ -19,7 +19,6 @@ from manyhands.cluster import leaving
 from manyhands.cluster.cores import Layout
 from manyhands.cluster.crew import Crew, Worker
 from manyhands.cluster.events import Event
-from manyhands.cluster.exits import ending
 from manyhands.cluster.launchers import local
 from manyhands.cluster.seat import SERVERS
 
@@ -274,11 +273,10 @@ def _first(deaths: list[Worker]) -> Worker:
 
 def _death(worker: Worker, workers: int, servers: int) -> Outcome:
     who = _name(worker.rank, workers, servers) + (f" of {workers}" if worker.rank < workers else "")
-    last_words = worker.tail if worker.last_words is not None else ()
     return Outcome(
         ok=False,
         exit_code=worker.code if worker.code > 0 else 128 - worker.code,
-        message=f"{who} {ending(worker.code, last_words)}",
+        message=f"{who} {worker.ending}",
         rank=worker.rank,
         tail=tuple(worker.tail),
     )

@@ -10,8 +10,8 @@ from manyhands.errors import UsageError
 from manyhands.replica.layout import Layout, Shape, lay_out
 from manyhands.replica.updates import descends, is_element_wise
 
-# Gradients made of factors are made faster for many rows at once. Optimizers of which a span's state is copied before
-# an update (`Journal.begin`) lose more by larger spans than that.
+# Gradients made of factors are made faster for many rows at once. Measured for SGD in passes only: where a span's state
+# is copied before its update (`Journal.begin`), larger spans cost something as well.
 _MATRIX_SPANS = 4
 
 
