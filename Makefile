@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test chaos lint bench bench-check peers clean
+.PHONY: help train test golden chaos lint bench bench-check peers clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
 	@echo "make test    set up, then run the tests"
+	@echo "make golden  write down anew what every strategy and placement computes (about a minute)"
 	@echo "make chaos   kill workers, servers and hosts at random instants, 200 times (about 20 minutes)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
@@ -22,6 +23,10 @@ train: $(READY)
 # Two at a time, since many tests wait for processes; a file stays together, for what its tests share.
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# A refactoring never needs this: `git diff` shows whose mathematics has changed.
+golden: $(READY)
+	$(BIN)/python -m tests.golden
 
 chaos: $(READY)
 	$(BIN)/python -m tests.faults.chaos
