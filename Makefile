@@ -4,16 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help train test golden chaos lint bench bench-check peers clean
+.PHONY: help train test test-fast golden chaos lint bench bench-check numbers peers clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
 	@echo "make test    set up, then run the tests"
+	@echo "make test-fast  units and contracts that start no process, in under 3 minutes on 2 cores"
 	@echo "make golden  write down anew what every strategy and placement computes (about a minute)"
 	@echo "make chaos   kill workers, servers and hosts at random instants, 200 times (about 20 minutes)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
 	@echo "make bench-check  that every benchmark runs, with numbers that mean nothing (about 2 minutes)"
+	@echo "make numbers make docs/benchmarks.md and README's table from benchmarks/results"
 	@echo "make peers   TensorFlow in an environment of its own, for benchmarks/strategies.py"
 	@echo "make clean   remove the environment and caches"
 
@@ -23,6 +25,10 @@ train: $(READY)
 # Two at a time, since many tests wait for processes; a file stays together, for what its tests share.
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# For work on the code: threads only, no process to start. A test that starts one without its mark fails.
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not processes' tests/unit tests/contracts
 
 # A refactoring never needs this: `git diff` shows whose mathematics has changed.
 golden: $(READY)
@@ -46,9 +52,13 @@ bench: $(READY)
 	$(BIN)/python benchmarks/recovery.py
 	for section in servers traffic hiding stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
 	for section in pipeline shards equality; do $(BIN)/python benchmarks/placements.py $$section; done
+	$(MAKE) numbers
 
 bench-check: $(READY)
 	$(BIN)/python -m pytest -m benchmark tests/end_to_end/test_benchmarks.py
+
+numbers: $(READY)
+	$(BIN)/python -m benchmarks.report
 
 # What we are compared with and do not depend on; benchmarks leave out what is not there.
 peers: $(READY)

@@ -2,18 +2,18 @@
 
 Ours twice: with vectors where replicas have theirs (in the host's memory, from `comm.vector`), and in ordinary memory.
 
-python benchmarks/collectives.py --out collectives.json
+python benchmarks/collectives.py
 python benchmarks/collectives.py --processes 2 --sizes 4kB 25MB
 """
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
-from common import RATIO_HEADER, Ratio, arguments, interleave, ratio, say, table, write
+from common import arguments, interleave, say, show, write
 from processes import loopback, mpiexec, run_each, run_launched, run_ours
+from summaries import Findings, Measured, ratio
 
-from manyhands.cluster import cores
+from manyhands.cluster.launcher import cores
 
 SIZES = {
     "4kB": 4_000,
@@ -65,6 +65,7 @@ def main() -> None:
     sizes = {text: SIZES[text] for text in options.sizes}
     flags = ["--sizes", *map(str, sizes.values()), *(["--quick"] if options.quick else [])]
     results: dict[str, Any] = {}
+    found: dict[str, Findings] = {}
     for processes in options.processes:
         say(cores.text(cores.layout(processes, 1)))
         raw = interleave(contenders(processes, flags), options.rounds, f"{processes} processes")
@@ -76,28 +77,38 @@ def main() -> None:
             }
             for name, turns in raw.items()
         }
-        times = [
-            [text, *(f"{1e3 * statistics.median(each[text]):.3f}" for each in seconds.values())]
-            for text in sizes
-        ]
-        ratios: list[Ratio] = [
-            ratio(
-                f"{text}, {TITLES[mine]} ÷ {other}",
-                *speeds(seconds, mine, other, text),
-                target(other, processes, size),
-            )
-            for mine in TITLES
-            for other in ("gloo", "mpich")
-            for text, size in sizes.items()
-        ]
-        print(table(f"sum over {processes} processes", ["milliseconds", *seconds], times))
-        print(table("speed", RATIO_HEADER, [line.cells() for line in ratios]), flush=True)
+        found[f"collectives-{processes}"] = findings(processes, seconds)
+        show(found[f"collectives-{processes}"])
         results[str(processes)] = {
             "seconds": seconds,
-            "ratios": [line.record() for line in ratios],
+            "ratios": [line.record() for line in found[f"collectives-{processes}"].ratios],
             "turns": raw,
         }
-        write(options, benchmark="collectives", results=results)
+        write(options, benchmark="collectives", results=results, summaries=found)
+
+
+def findings(processes: int, seconds: dict[str, dict[str, list[float]]]) -> Findings:
+    sizes = list(seconds["ours"])
+    milliseconds = [
+        Measured(
+            of=text,
+            unit="ms for a sum",
+            values={name: [1e3 * each_s for each_s in each[text]] for name, each in seconds.items()},
+        )
+        for text in sizes
+    ]
+    ratios = [
+        ratio(
+            f"{TITLES[mine]} ÷ {other}",
+            *speeds(seconds, mine, other, text),
+            target(other, processes, SIZES[text]),
+            of=text,
+        )
+        for mine in TITLES
+        for other in ("gloo", "mpich")
+        for text in sizes
+    ]
+    return Findings(title=f"sum of a vector over {processes} processes", measured=milliseconds, ratios=ratios)
 
 
 def speeds(

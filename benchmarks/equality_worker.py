@@ -9,8 +9,8 @@ from processes import leave_result
 from section_equality import STEPS
 
 import manyhands as mh
-from manyhands import job
-from manyhands.placement.stages.micro import microbatches
+from manyhands.job import declared
+from manyhands.placement.pipeline.microbatches import microbatches
 
 
 def main() -> None:
@@ -23,11 +23,11 @@ def main() -> None:
     model = build(work)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batches = make_batches(work, work.batch)
-    session = mh.session(model, optimizer, job.loss, placement=options.placement, example=batches[0])
+    session = mh.session(model, optimizer, declared.loss, placement=options.placement, example=batches[0])
     for number in range(STEPS):
-        shares = microbatches(batches[number % BATCHES], work.batch, session.placing.mesh.feeds)
-        session.step(shares[session.placing.feed][0])
-    rank = session.world.rank
+        shares = microbatches(batches[number % BATCHES], work.batch, session.engine.placed.mesh.feeds)
+        session.step(shares[session.engine.placed.feed][0])
+    rank = session.rank
     session.close()
     params = {key: value.tolist() for key, value in model.named_parameters()} if rank == 0 else {}
     leave_result(options.folder, rank, {"params": params})

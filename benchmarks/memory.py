@@ -1,6 +1,6 @@
 """Peak memory of the host while AlexNet trains with momentum in 4 workers: ours beside DDP.
 
-python benchmarks/memory.py --out memory.json
+python benchmarks/memory.py
 
 Memory is the sum of PSS over the workers: a page that several processes map is counted once, in parts. The launchers
 (torchrun's has PyTorch loaded) are given besides.
@@ -12,10 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common import RATIO_HEADER, arguments, interleave, ratio, table, write
+from common import arguments, interleave, show, write
 from processes import Launcher, launch, run_launched, torchrun
+from summaries import Findings, Measured, ratio
 
 TARGET = 0.6
+TITLES = {
+    "workers_bytes": "workers, during the steps",
+    "workers_life_bytes": "workers, at any time",
+    "launcher_bytes": "launcher",
+    "available_drop_bytes": "drop of MemAvailable",
+}
 EVERY_S = 0.05
 
 
@@ -100,29 +107,34 @@ def main() -> None:
         options.rounds,
         f"{job}, {options.workers} workers",
     )
-    names = {
-        "workers_bytes": "workers, during the steps",
-        "workers_life_bytes": "workers, at any time",
-        "launcher_bytes": "launcher",
-        "available_drop_bytes": "drop of MemAvailable",
-    }
-    found = [
-        ratio(
-            f"{title}, ours ÷ DDP",
-            [float(turn[name]) for turn in peaks["ours"]],
-            [float(turn[name]) for turn in peaks["ddp"]],
-            TARGET if name == "workers_bytes" and not options.quick else None,
-            at_most=True,
-        )
-        for name, title in names.items()
-    ]
-    rows = [
-        [title, *(f"{max(turn[name] for turn in turns) / 1e6:.0f}" for turns in peaks.values())]
-        for name, title in names.items()
-    ]
-    print(table(f"peak of {job}, {options.workers} workers", ["MB", *peaks], rows))
-    print(table("", RATIO_HEADER, [line.cells() for line in found]))
-    write(options, benchmark="memory", results={"peaks": peaks, "ratios": [line.record() for line in found]})
+    found = findings(f"peak memory of {job}, {options.workers} workers", peaks)
+    show(found)
+    results = {"peaks": peaks, "ratios": [line.record() for line in found.ratios]}
+    write(options, benchmark="memory", results=results, summaries={"memory": found})
+
+
+def findings(title: str, peaks: dict[str, list[dict[str, Any]]]) -> Findings:
+    def megabytes(contender: str, name: str) -> list[float]:
+        return [turn[name] / 1e6 for turn in peaks[contender]]
+
+    return Findings(
+        title=title,
+        measured=[
+            Measured(of=of, unit="MB", values={who: megabytes(who, name) for who in peaks})
+            for name, of in TITLES.items()
+        ],
+        ratios=[
+            ratio(
+                "ours ÷ DDP",
+                megabytes("ours", name),
+                megabytes("ddp", name),
+                TARGET if name == "workers_bytes" else None,
+                at_most=True,
+                of=of,
+            )
+            for name, of in TITLES.items()
+        ],
+    )
 
 
 if __name__ == "__main__":

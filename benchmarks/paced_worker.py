@@ -10,7 +10,7 @@ from paced import Bulk, Pace
 from processes import leave_result
 
 import manyhands as mh
-from manyhands.cluster.seat import own_seat
+from manyhands.cluster.worker.rank_info import own_rank_info
 
 COUNTERS = Path("/sys/class/net/eth0/statistics")
 """Those of the kernel, for what has left and reached this host; an emulated host has one interface."""
@@ -37,7 +37,7 @@ def main() -> None:
     pace = Pace(
         step_s=options.step_s, chance=options.chance, times=options.times, slow_worker=options.slow_worker
     )
-    rank = own_seat().rank
+    rank = own_rank_info().rank
     model = Bulk(options.bytes)
     session = mh.session(
         model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda model, batch: model(batch)

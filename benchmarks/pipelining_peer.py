@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 
-from manyhands.placement.stages.balance import balanced
-from manyhands.placement.stages.cost import measure
-from manyhands.placement.stages.graph import row
-from manyhands.placement.stages.micro import microbatches
+from manyhands.placement.pipeline.balance import balanced
+from manyhands.placement.pipeline.cost import measure
+from manyhands.placement.pipeline.graph import row
+from manyhands.placement.pipeline.microbatches import microbatches
 
 
 class _Dense(torch.autograd.Function):

@@ -12,7 +12,8 @@ from processes import leave_result
 from torch import nn
 
 import manyhands as mh
-from manyhands import job, models, telemetry
+from manyhands import models, telemetry
+from manyhands.job import declared
 
 BATCHES = 4
 
@@ -73,7 +74,7 @@ def _without_a_model(placement: str) -> int:
     batch = make_batches(work, work.batch)[0]
     model = build(work)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-    session = mh.session(model, optimizer, job.loss, placement=placement, example=batch)
+    session = mh.session(model, optimizer, declared.loss, placement=placement, example=batch)
     session.step(batch)
     session.close()
     return memory_bytes("VmRSS")
@@ -96,7 +97,7 @@ def main() -> None:
     model = build(work)
     weights_bytes = sum(param.nbytes for param in model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-    session = mh.session(model, optimizer, job.loss, placement=options.placement, example=batches[0])
+    session = mh.session(model, optimizer, declared.loss, placement=options.placement, example=batches[0])
     for number in range(options.warm_up):
         session.step(batches[number % BATCHES])
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
@@ -107,10 +108,10 @@ def main() -> None:
     after = telemetry.totals()
     leave_result(
         options.folder,
-        session.world.rank,
+        session.rank,
         {
             "wall_s": wall_s,
-            "samples_per_s": options.steps * samples * session.placing.mesh.feeds / wall_s,
+            "samples_per_s": options.steps * samples * session.engine.placed.mesh.feeds / wall_s,
             **{
                 name: after.get(name, 0) - before.get(name, 0) for name in ("wait_s", "compute_s", "update_s")
             },

@@ -1,6 +1,6 @@
 """Models larger than a worker: pipelines, shards and what they cost.
 
-python benchmarks/placements.py pipeline --jobs vgg16 transformer --out pipeline.json
+python benchmarks/placements.py pipeline --jobs vgg16 transformer
 python benchmarks/placements.py shards
 python benchmarks/placements.py equality
 """

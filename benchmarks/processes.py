@@ -18,12 +18,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from manyhands.cluster import supervisor
-from manyhands.cluster.coordination import Elastic
-from manyhands.cluster.cores import Layout
+from manyhands.cluster.launcher import supervisor
+from manyhands.cluster.launcher.coordination import Elastic
+from manyhands.cluster.launcher.cores import CoreLayout
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import SERVERS
-from manyhands.lab.hosts import EmulatedHosts
+from manyhands.cluster.worker.rank_info import SERVERS
+from manyhands.lab.emulated_hosts import EmulatedHosts
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -55,7 +55,7 @@ def torchrun(workers: int) -> Launcher:
     )
 
 
-def mpiexec(layout: Layout) -> Launcher:
+def mpiexec(layout: CoreLayout) -> Launcher:
     """That of the installed MPICH, with the same cores as the others have."""
     pinned = [",".join(map(str, share)) for share in layout.cores if share]
     binding = ["-bind-to", f"user:{','.join(pinned)}"] if pinned else []
@@ -66,7 +66,7 @@ def mpiexec(layout: Layout) -> Launcher:
 
 
 def run_ours(
-    script: str, options: Sequence[str], layout: Layout, *, servers: int = 0, survives: bool = False
+    script: str, options: Sequence[str], layout: CoreLayout, *, servers: int = 0, survives: bool = False
 ) -> list[dict[str, Any]]:
     """Run a script in workers of our own supervisor, and return what they wrote.
 
@@ -93,7 +93,7 @@ def run_ours(
 
 
 def run_each(
-    script: str, options: Sequence[str], layout: Layout, environ: Mapping[str, str]
+    script: str, options: Sequence[str], layout: CoreLayout, environ: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Run a script in plain processes, with the ranks as variables and pinned as ours are."""
     with TemporaryDirectory() as name:

@@ -1,6 +1,6 @@
 """How long training stands still after `kill -9` of a worker: ours beside `torchrun --max-restarts=1` with DDP.
 
-python benchmarks/recovery.py --out recovery.json
+python benchmarks/recovery.py
 """
 
 import contextlib
@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common import arguments, interleave, table, write
+from common import arguments, interleave, show, table, write
 from processes import HERE, SCRIPTS, loopback
+from summaries import Findings, Measured, ratio
 
 WORKERS = 2
 NOTICED_S, RESUMED_S = 0.5, 1.5  # what ours should keep to, as medians
@@ -32,7 +33,7 @@ class Kill:
     resumed_s: float | None
     """From the kill to the end of the next step; None if there was none."""
     steps_lost: int
-    """Steps that had been made before the kill and had to be made again."""
+    """Steps that had been made before the kill and had to be made again; all, if the run did not go on."""
     same_processes: bool
 
 
@@ -121,9 +122,45 @@ def kill_one(contender: str, draw: random.Random) -> Kill:
 def row(name: str, kills: list[Kill]) -> list[str]:
     good = [kill.resumed_s for kill in kills if kill.resumed_s is not None]
     took = f"{statistics.median(good):.2f} ({min(good):.2f}–{max(good):.2f})" if good else "never"
-    lost = statistics.median(kill.steps_lost for kill in kills)
+    lost = ", ".join(str(kill.steps_lost) for kill in kills if kill.resumed_s is not None)
     kept = sum(kill.same_processes for kill in kills)
-    return [name, f"{len(good)} of {len(kills)}", took, f"{lost:g}", f"{kept} of {len(kills)}"]
+    return [name, f"{len(good)} of {len(kills)}", took, lost, f"{kept} of {len(kills)}"]
+
+
+def findings(kills: dict[str, list[Kill]]) -> Findings:
+    """Seconds and steps lost are those of runs that went on: the others have no next step."""
+    on = {name: [kill for kill in each if kill.resumed_s is not None] for name, each in kills.items()}
+    both = [
+        (ours.resumed_s, theirs.resumed_s)
+        for ours, theirs in zip(kills[OURS], kills[DDP], strict=True)
+        if ours.resumed_s is not None and theirs.resumed_s is not None
+    ]
+    ours_s, theirs_s = [ours for ours, _ in both], [theirs for _, theirs in both]
+    title = "kill -9 of one of two workers, runs that went on"
+    return Findings(
+        title=title,
+        counts={
+            name: {
+                "runs": len(each),
+                "went on": len(on[name]),
+                "kept the others' processes": sum(kill.same_processes for kill in each),
+            }
+            for name, each in kills.items()
+        },
+        measured=[
+            Measured(
+                of="from the kill to the end of the next step",
+                unit="s",
+                values={name: [kill.resumed_s or 0.0 for kill in each] for name, each in on.items()},
+            ),
+            Measured(
+                of="steps made before the kill and made again",
+                unit="steps",
+                values={name: [kill.steps_lost for kill in each] for name, each in on.items()},
+            ),
+        ],
+        ratios=[ratio(f"{OURS} ÷ {DDP}, rounds in which both went on", ours_s, theirs_s)] if both else [],
+    )
 
 
 def main() -> None:
@@ -136,13 +173,15 @@ def main() -> None:
     kills = interleave(
         {OURS: lambda: kill_one(OURS, draw), DDP: lambda: kill_one(DDP, draw)}, options.rounds, "kill -9"
     )
-    header = ["", "went on", "next step after, s", "steps lost", "survivors kept"]
+    header = ["", "went on", "next step after, s", "steps lost, each", "survivors kept"]
     print(table("kill -9 of a worker", header, [row(name, each) for name, each in kills.items()]))
     ours = [kill.resumed_s for kill in kills[OURS] if kill.resumed_s is not None]
     verdict = len(ours) == len(kills[OURS]) and statistics.median(ours) <= RESUMED_S
     print(f"next step within {RESUMED_S} s (median): {'reached' if verdict else 'missed'}")
     results = {name: [asdict(kill) for kill in each] for name, each in kills.items()}
-    write(options, benchmark="recovery", results=results)
+    found = findings(kills)
+    show(found)
+    write(options, benchmark="recovery", results=results, summaries={"recovery": found})
     sys.exit(0 if verdict or options.quick else 1)
 
 

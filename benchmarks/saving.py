@@ -1,6 +1,6 @@
 """How long a save stops training: ours beside a copy of the state into memory, and beside `torch.save`.
 
-python benchmarks/saving.py --out saving.json
+python benchmarks/saving.py
 
 All three are made in turns by the same two workers, which train in between. A save of ours is written by another
 process meanwhile; how long the steps take then is told as well.
@@ -9,11 +9,12 @@ process meanwhile; how long the steps take then is told as well.
 import statistics
 from typing import Any
 
-from common import RATIO_HEADER, arguments, ratio, say, table, write
-from jobs import JOBS
+from common import arguments, say, show, write
+from jobs import JOBS, Job
 from processes import run_ours
+from summaries import Findings, Measured, Ratio, ratio
 
-from manyhands.cluster import cores
+from manyhands.cluster.launcher import cores
 
 WORKERS = 2
 TITLES = {
@@ -40,27 +41,39 @@ def main() -> None:
         name: [max(values) for values in zip(*(each[name] for each in workers if each[name]), strict=True)]
         for name in TITLES
     }
-    rows = [
-        [TITLES[name], f"{statistics.median(each):.3f}", f"{min(each):.3f}–{max(each):.3f}"]
-        for name, each in seconds.items()
-    ]
-    size_mb = workers[0]["state_bytes"] / 1e6
-    print(
-        table(f"{JOBS[options.job].title}, {size_mb:.0f} MB of state", ["seconds", "median", "spread"], rows)
-    )
-    found = [
-        ratio(
-            f"{TITLES['stopped_s']} ÷ {TITLES['copy_s']}",
-            seconds["stopped_s"],
-            seconds["copy_s"],
-            1.0,
-            at_most=True,
-        ),
-        ratio(f"{TITLES['stopped_s']} ÷ {TITLES['plain_s']}", seconds["stopped_s"], seconds["plain_s"]),
-    ]
-    print(table("", RATIO_HEADER, [line.cells() for line in found]))
-    write(
-        options, benchmark="saving", results={"seconds": seconds, "ratios": [line.record() for line in found]}
+    found = findings(JOBS[options.job], workers[0]["state_bytes"], seconds)
+    show(found)
+    results = {
+        "seconds": seconds,
+        "state_bytes": workers[0]["state_bytes"],
+        "ratios": [line.record() for line in found.ratios],
+    }
+    write(options, benchmark="saving", results=results, summaries={f"saving-{options.job}": found})
+
+
+def findings(job: Job, state_bytes: int, seconds: dict[str, list[float]]) -> Findings:
+    title = f"{job.title}, {state_bytes / 1e6:.0f} MB of state"
+
+    def per_save(name: str) -> list[float]:
+        """One number for each save: of the steps beside it, their median."""
+        each, saves = seconds[name], len(seconds["stopped_s"])
+        size = len(each) // saves
+        return [statistics.median(each[number * size : (number + 1) * size]) for number in range(saves)]
+
+    def over(mine: str, other: str, target: float | None = None) -> Ratio:
+        name = f"{TITLES[mine]} ÷ {TITLES[other]}"
+        return ratio(name, per_save(mine), per_save(other), target, at_most=True)
+
+    return Findings(
+        title=title,
+        measured=[
+            Measured(of=title, unit="s", values={TITLES[name]: each for name, each in seconds.items()})
+        ],
+        ratios=[
+            over("stopped_s", "copy_s", 1.0),
+            over("stopped_s", "plain_s"),
+            over("meanwhile_s", "step_s"),
+        ],
     )
 
 

@@ -67,7 +67,7 @@ def main() -> None:
     job = JOBS[options.job]
     model, optimizer = build(job)
     session = mh.session(model, optimizer, loss)
-    rank = session.world.rank
+    rank = session.rank
     batches = make_batches(job, 32, rank)
     checkpoints = options.folder / "checkpoints"
     # Parameters, and as much momentum.

@@ -8,8 +8,9 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import interleave, table
+from common import interleave, show
 from processes import SCRIPTS
+from summaries import Findings, Measured
 
 from manyhands import strategies
 from manyhands.strategies import PRESETS, STRATEGIES
@@ -50,21 +51,31 @@ def train(name: str, seeds: list[int], more: list[str]) -> dict[str, Any]:
     return {"seed": seed, "accuracy": summary["accuracy"], "optimizer": optimizer, "summary": summary}
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Findings]]:
     more = []
     if options.quick:
         options.rounds, more = 1, ["--steps", "2"]
     starts = {name: partial(train, name, list(range(options.rounds)), more) for name in options.strategies}
     raw = interleave(starts, options.rounds, "accuracy")
-    rows = []
-    for name, turns in raw.items():
-        each = [one["accuracy"] for one in turns]
-        verdict = "reached" if statistics.median(each) >= TARGET else "missed"
-        used = next((one["optimizer"] for one in turns if "optimizer" in one), turns[0].get("error", ""))
-        rows.append(
-            [name, f"{statistics.median(each):.2%}", f"{min(each):.2%}–{max(each):.2%}", verdict, used]
-        )
-    print(
-        table(f"accuracy, {WORKERS} workers, target ≥ {TARGET:.0%}", ["", "median", "per seed", "", ""], rows)
+    found = findings(raw)
+    show(found)
+    return raw, {"": found}
+
+
+def findings(raw: dict[str, list[dict[str, Any]]]) -> Findings:
+    """By strategy, one number per seed."""
+    accuracy = {name: [100 * turn["accuracy"] for turn in turns] for name, turns in raw.items()}
+    return Findings(
+        title=f"accuracy on the digits, {WORKERS} workers (single: one), one run per seed",
+        measured=[Measured(of=name, unit="%", values={"accuracy": each}) for name, each in accuracy.items()],
+        counts={
+            "set-ups": len(raw),
+            f"median seed at {TARGET:.0%} or more": sum(
+                statistics.median(each) >= 100 * TARGET for each in accuracy.values()
+            ),
+            f"every seed at {TARGET:.0%} or more": sum(
+                min(each) >= 100 * TARGET for each in accuracy.values()
+            ),
+        },
+        notes=[turn["error"] for turns in raw.values() for turn in turns if "error" in turn],
     )
-    return raw

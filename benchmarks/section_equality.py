@@ -4,12 +4,13 @@ import argparse
 from typing import Any
 
 import torch
-from common import say, table
+from common import say, show
 from placement_worker import JOBS, build, make_batches
 from processes import run_ours
+from summaries import Findings, Measured
 
-from manyhands import job
-from manyhands.cluster import cores
+from manyhands.cluster.launcher import cores
+from manyhands.job import declared
 
 STEPS = 20
 LIMIT = 1e-5
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=DEFAULT_JOBS, metavar="JOB")
 
 
-def run(options: argparse.Namespace) -> Any:
+def run(options: argparse.Namespace) -> tuple[Any, dict[str, Findings]]:
     """Plain SGD, whose steps do not depend on how gradients were rounded the step before."""
     results: dict[str, dict[str, float]] = {}
     for name in ["small"] if options.quick else options.jobs:
@@ -40,12 +41,26 @@ def run(options: argparse.Namespace) -> Any:
                 float((torch.tensor(found[0]["params"][key]) - value).norm() / value.norm().clamp_min(1e-12))
                 for key, value in whole.items()
             )
-        rows = [
-            [text, f"{value:.1e}", "kept" if value <= LIMIT else "MISSED"]
-            for text, value in results[name].items()
-        ]
-        print(table(JOBS[name].title, ["placement", "relative", f"≤ {LIMIT:g}"], rows))
-    return results
+        found = findings(results)
+        show(found)
+    return results, {"": found}
+
+
+def findings(results: dict[str, dict[str, float]]) -> Findings:
+    differences = [value for each in results.values() for value in each.values()]
+    return Findings(
+        title=f"largest relative difference to one process after {STEPS} steps",
+        counts={
+            "comparisons": len(differences),
+            f"within {LIMIT:g}": sum(value <= LIMIT for value in differences),
+        },
+        measured=[
+            Measured(
+                of=JOBS[name].title, unit="relative", values={text: [value] for text, value in each.items()}
+            )
+            for name, each in results.items()
+        ],
+    )
 
 
 def _alone(name: str) -> dict[str, torch.Tensor]:
@@ -55,6 +70,6 @@ def _alone(name: str) -> dict[str, torch.Tensor]:
     batches = make_batches(work, work.batch)
     for number in range(STEPS):
         optimizer.zero_grad()
-        job.loss(model, batches[number % len(batches)]).backward()
+        declared.loss(model, batches[number % len(batches)]).backward()
         optimizer.step()
     return {key: value.detach() for key, value in model.named_parameters()}

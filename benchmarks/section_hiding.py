@@ -7,10 +7,11 @@ import argparse
 from functools import partial
 from typing import Any
 
-from common import RATIO_HEADER, interleave, ratio, table
+from common import interleave, show
 from section_traffic import HOSTS, step_s, turn
+from summaries import Findings, Measured, ratio
 
-from manyhands.lab.hosts import available
+from manyhands.lab.emulated_hosts import available
 
 AT_ONCE, LATE, NONE = "ring", "double-buffer", "no exchange"
 HIDDEN = 1.05  # a late step ÷ one without an exchange
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=12, help="timed steps per turn (default 12)")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Findings]]:
     if why := available():
         raise SystemExit(why)
     if options.quick:
@@ -31,10 +32,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     starts = {name: partial(turn, way, list(range(HOSTS)), [], options) for name, way in ways.items()}
     raw = interleave(starts, options.rounds, "hiding")
     seconds = {name: [step_s(each) for each in turns] for name, turns in raw.items()}
-    ratios = [
-        ratio(f"{LATE} ÷ {NONE}", seconds[LATE], seconds[NONE], HIDDEN, at_most=True),
-        ratio(f"{AT_ONCE} ÷ {NONE}", seconds[AT_ONCE], seconds[NONE]),
-    ]
-    title = f"seconds of a step, {options.bytes / 1e6:g} MB, compute paced at {options.step_s:g} s"
-    print(table(title, RATIO_HEADER, [line.cells() for line in ratios]), flush=True)
-    return {"step_s": seconds, "ratios": [line.record() for line in ratios]}
+    found = findings(seconds, options.bytes, options.step_s)
+    show(found)
+    return {"step_s": seconds, "ratios": [line.record() for line in found.ratios]}, {"": found}
+
+
+def findings(seconds: dict[str, list[float]], size_bytes: int, pace_s: float) -> Findings:
+    title = f"a step on {HOSTS} emulated hosts, {size_bytes / 1e6:g} MB, compute paced at {pace_s:g} s"
+    return Findings(
+        title=title,
+        measured=[Measured(of=title, unit="s", values=seconds)],
+        ratios=[
+            ratio(f"{LATE} ÷ {NONE}", seconds[LATE], seconds[NONE], HIDDEN, at_most=True),
+            ratio(f"{AT_ONCE} ÷ {NONE}", seconds[AT_ONCE], seconds[NONE]),
+        ],
+    )

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from common import RATIO_HEADER, interleave, ratio, table
+from common import interleave, show
 from placement_worker import JOBS
 from processes import loopback, run_each, run_ours
+from summaries import Findings, Measured, ratio
 
-from manyhands.cluster import cores
+from manyhands.cluster.launcher import cores
 
 TARGETS = {"vgg16": 1.4, "transformer": 1.4}
 DEFAULT_JOBS = ["vgg16", "resnet50", "lstm", "transformer"]
@@ -29,12 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warm-up", type=int, default=1, help="steps before those (default 1)")
 
 
-def run(options: argparse.Namespace) -> Any:
+def run(options: argparse.Namespace) -> tuple[Any, dict[str, Findings]]:
     """Every setting takes its turn in every round."""
-    jobs = ["small"] if options.quick else options.jobs
+    jobs = options.jobs
+    if options.quick:
+        options.rounds, options.microbatches, jobs = 1, [2], ["small"]
     steps = ["--steps", "2"] if options.quick else ["--steps", str(options.steps)]
     warm_up = ["--warm-up", "1" if options.quick else str(options.warm_up)]
-    results = {}
+    results, summaries = {}, {}
     for name in jobs:
         arguments = ["--job", name, *steps, *warm_up]
         batch = ["--batch", "8" if options.quick else str(options.batch)]
@@ -51,9 +54,10 @@ def run(options: argparse.Namespace) -> Any:
                 if options.peer and schedule in PEER:
                     contenders[f"torch {schedule}, {micros}"] = partial(_peer, arguments, schedule, micros)
         found = interleave(contenders, options.rounds, name)
-        print(_table(name, found))
         results[name] = found
-    return results
+        summaries[name] = findings(name, found, 8 if options.quick else options.batch)
+        show(summaries[name])
+    return results, summaries
 
 
 def _run(arguments: Sequence[str], placement: str, workers: int) -> list[dict[str, Any]]:
@@ -66,22 +70,37 @@ def _peer(arguments: Sequence[str], schedule: str, micros: int) -> list[dict[str
     return run_each("pipelining_peer.py", words, cores.layout(STAGES, 1), loopback())
 
 
-def _table(job: str, found: dict[str, list[list[dict[str, Any]]]]) -> str:
+def findings(job: str, found: dict[str, list[list[dict[str, Any]]]], batch: int) -> Findings:
+    """Speeds beside one worker's, and the part of the time that workers idle beside (p−1)/(m+p−1)."""
     speeds = {name: [turn[0]["samples_per_s"] for turn in turns] for name, turns in found.items()}
     pipelines = [name for name in speeds if name not in ("one worker", YARDSTICK)]
     ours = [name for name in pipelines if not name.startswith("torch ")]
     best = max(ours, key=lambda name: statistics.median(speeds[name]))
-    rows = []
-    for name in (YARDSTICK, *pipelines):
-        own = speeds[name]
-        if name == YARDSTICK:
-            rows.append([*ratio(f"{name} ÷ one worker", own, speeds["one worker"]).cells(), "", ""])
-            continue
-        target = TARGETS.get(job) if name == best else None
-        cells = ratio(f"{name} microbatches ÷ one worker", own, speeds["one worker"], target).cells()
-        idle = statistics.median(
-            statistics.mean(worker["wait_s"] / worker["wall_s"] for worker in turn) for turn in found[name]
+    title = f"{JOBS[job].title}, batch {batch}, {STAGES} stages; names are schedule, microbatches"
+    idle = [
+        Measured(
+            of=name,
+            unit="idle part of the time",
+            values={
+                "measured": [
+                    statistics.mean(worker["wait_s"] / worker["wall_s"] for worker in turn)
+                    for turn in found[name]
+                ],
+                "formula": [(STAGES - 1) / (int(name.rpartition(" ")[2]) + STAGES - 1)],
+            },
         )
-        micros = int(name.rpartition(" ")[2])
-        rows.append([*cells, f"{idle:.2f}", f"{(STAGES - 1) / (micros + STAGES - 1):.2f}"])
-    return table(JOBS[job].title, [*RATIO_HEADER, "idle", "(p−1)/(m+p−1)"], rows)
+        for name in pipelines
+    ]
+    return Findings(
+        title=title,
+        measured=[Measured(of=title, unit="samples/s", values=speeds), *idle],
+        ratios=[
+            ratio(
+                f"{name} ÷ one worker",
+                speeds[name],
+                speeds["one worker"],
+                TARGETS.get(job) if name == best else None,
+            )
+            for name in (YARDSTICK, *pipelines)
+        ],
+    )

@@ -10,13 +10,14 @@ import os
 import statistics
 from typing import Any
 
-from common import RATIO_HEADER, ratio, say, table
+from common import say, show
 from jobs import JOBS
 from processes import HERE, free_ports, loopback, run_commands, run_each, run_ours
+from summaries import Findings, Measured, ratio
 from turns import Start, Turn, in_turns
 
-from manyhands.cluster import cores
-from manyhands.cluster.cores import Layout
+from manyhands.cluster.launcher import cores
+from manyhands.cluster.launcher.cores import CoreLayout
 
 WORKERS = 2
 BATCH = 32
@@ -52,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def runners(job: list[str]) -> dict[str, tuple[Start, int]]:
     """How each contender is started, and how many of its processes take turns."""
-    everyone = Layout(cores=((),) * WORKERS, threads=1, server_cores=((),))
-    with_server = Layout(cores=((),) * (WORKERS + 1), threads=1)
-    as_taught = Layout(cores=((),) * (WORKERS + 1), threads=len(os.sched_getaffinity(0)))
+    everyone = CoreLayout(cores=((),) * WORKERS, threads=1, server_cores=((),))
+    with_server = CoreLayout(cores=((),) * (WORKERS + 1), threads=1)
+    as_taught = CoreLayout(cores=((),) * (WORKERS + 1), threads=len(os.sched_getaffinity(0)))
     ours = ["ours", "--strategy", "parameter-server:async"]
     script = "train_worker.py"
     return {
@@ -112,37 +113,34 @@ def able(contenders: list[str]) -> list[str]:
     return contenders
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Findings]]:
     if options.quick:
         options.rounds, options.steps = 1, 2
     contenders = able(options.contenders)
-    results = {}
+    results, summaries = {}, {}
     for name in options.jobs:
         started = {who: how for who, how in runners(["--job", name]).items() if who in contenders}
         raw = in_turns(started, name, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP)
-        rates = {who: [samples_per_second(turn) for turn in turns] for who, turns in raw.items()}
-        speeds = [
-            [TITLES[who], f"{statistics.median(each):.1f}", f"{min(each):.1f}–{max(each):.1f}"]
-            for who, each in rates.items()
-        ]
-        found = [
-            ratio(f"ours ÷ {TITLES[other]}", rates["ours"], rates[other], TARGETS.get((other, name)))
-            for other in rates
-            if "ours" in rates and other != "ours"
-        ] + [
-            ratio(f"{TITLES[other]} ÷ DDP", rates[other], rates["ddp"])
-            for other in ("rpc", "tensorflow")
-            if other in rates and "ddp" in rates
-        ]
-        print(
-            table(
-                f"{JOBS[name].title}, batch {BATCH} per worker", ["samples/s", "median", "per round"], speeds
-            )
-        )
-        print(table("", RATIO_HEADER, [line.cells() for line in found]), flush=True)
-        results[name] = {
-            "samples_per_second": rates,
-            "ratios": [line.record() for line in found],
-            "turns": raw,
-        }
-    return results
+        summaries[name] = findings(name, raw)
+        show(summaries[name])
+        results[name] = {"turns": raw, "ratios": [line.record() for line in summaries[name].ratios]}
+    return results, summaries
+
+
+def findings(job: str, raw: dict[str, list[Turn]]) -> Findings:
+    rates = {who: [samples_per_second(turn) for turn in turns] for who, turns in raw.items()}
+    title = f"{JOBS[job].title}, batch {BATCH} per worker, {WORKERS} workers"
+    values = {TITLES[who]: each for who, each in rates.items()}
+    ratios = [
+        ratio(f"ours ÷ {TITLES[other]}", rates["ours"], rates[other], TARGETS.get((other, job)))
+        for other in rates
+        if "ours" in rates and other != "ours"
+    ]
+    ratios += [
+        ratio(f"{TITLES[other]} ÷ {TITLES['ddp']}", rates[other], rates["ddp"])
+        for other in ("rpc", "tensorflow")
+        if other in rates and "ddp" in rates
+    ]
+    return Findings(
+        title=title, measured=[Measured(of=title, unit="samples/s", values=values)], ratios=ratios
+    )

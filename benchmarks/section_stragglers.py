@@ -8,13 +8,14 @@ import statistics
 from functools import partial
 from typing import Any
 
-from common import RATIO_HEADER, interleave, ratio, table
+from common import interleave, show
 from processes import run_ours
+from summaries import Findings, Measured, ratio
 
-from manyhands.cluster.cores import Layout
+from manyhands.cluster.launcher.cores import CoreLayout
 
 SYNC, STALE, ASYNC = "parameter-server:sync", "stale:bound=4", "parameter-server:async"
-POINT = 0.01
+POINT = 1.0  # of accuracy
 
 RANDOM = "random slow steps: one in five takes 5×"
 ALWAYS = "one worker always 3× slower"
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def turn(strategy: str, steps: list[int], slowness: list[str], options: argparse.Namespace) -> Turn:
     settings = ["--strategy", strategy, "--step-s", str(options.step_s), *slowness]
     settings += ["--steps", *map(str, steps)]
-    layout = Layout(cores=((),) * options.workers, threads=1, server_cores=((),))
+    layout = CoreLayout(cores=((),) * options.workers, threads=1, server_cores=((),))
     return run_ours("straggler_worker.py", settings, layout, servers=1)
 
 
@@ -67,36 +68,55 @@ def samples_per_second(each: Turn) -> float:
     return float(sum(worker["samples"] for worker in each)) / elapsed
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Findings]]:
     if options.quick:
         options.rounds, options.steps, options.step_s = 1, 4, 0.001
-    results = {}
+    results, summaries = {}, {}
     for title in [ALWAYS] if options.quick else [RANDOM, ALWAYS]:
         who, target, starts = contests(options)[title]
         raw = interleave(starts, options.rounds, title)
         rates = {name: [samples_per_second(each) for each in turns] for name, turns in raw.items()}
         accuracy = {name: [each[0]["accuracy"] for each in turns] for name, turns in raw.items()}
         staleness = {name: raw[name][0][0]["staleness"] for name in raw}
-        rows = [
-            [
-                name,
-                f"{statistics.median(rates[name]):.0f}",
-                f"{statistics.median(accuracy[name]):.2%}",
-                f"{(staleness[name] or {}).get('mean', 0):.2f}",
-            ]
-            for name in raw
-        ]
-        found = ratio(f"{who} ÷ {SYNC}", rates[who], rates[SYNC], target)
-        lost = statistics.median(accuracy[SYNC]) - statistics.median(accuracy[who])
-        print(table(title, ["", "samples/s", "accuracy", "staleness"], rows))
-        print(table("", RATIO_HEADER, [found.cells()]))
-        verdict = "reached" if lost <= POINT else "missed"
-        print(f"accuracy lost to sync: {100 * lost:.2f} points, target ≤ 1: {verdict}\n", flush=True)
+        found = findings(title, who, target, rates, accuracy, staleness)
+        show(found)
         results[title] = {
             "samples_per_second": rates,
             "accuracy": accuracy,
             "staleness": staleness,
-            "ratios": [found.record()],
-            "accuracy_lost": {"points": 100 * lost, "reached": lost <= POINT},
+            "ratios": [line.record() for line in found.ratios],
         }
-    return results
+        summaries["random" if title == RANDOM else "always"] = found
+    return results, summaries
+
+
+def findings(
+    title: str,
+    who: str,
+    target: float,
+    rates: dict[str, list[float]],
+    accuracy: dict[str, list[float]],
+    staleness: dict[str, Any],
+) -> Findings:
+    lost = 100 * (statistics.median(accuracy[SYNC]) - statistics.median(accuracy[who]))
+    return Findings(
+        title=title,
+        counts={
+            f"points of accuracy that {who} loses to {SYNC}": round(lost, 2),
+            f"at most {POINT:g} lost": lost <= POINT,
+        },
+        measured=[
+            Measured(of="speed", unit="samples/s", values=rates),
+            Measured(
+                of="accuracy on the digits",
+                unit="%",
+                values={name: [100 * value for value in each] for name, each in accuracy.items()},
+            ),
+            Measured(
+                of="staleness, mean",
+                unit="updates",
+                values={name: [(each or {}).get("mean", 0.0)] for name, each in staleness.items()},
+            ),
+        ],
+        ratios=[ratio(f"{who} ÷ {SYNC}", rates[who], rates[SYNC], target)],
+    )

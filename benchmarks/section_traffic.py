@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from common import RATIO_HEADER, Ratio, interleave, ratio, say, table
+from common import interleave, say, show
 from paced import FORWARD, LAYERS
 from processes import run_on_hosts
+from summaries import Findings, Measured, Ratio, ratio
 
 from manyhands import strategies
 from manyhands.cluster.launchers import local
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.errors import UsageError
-from manyhands.lab.hosts import BUCKET_S, EmulatedHosts, available
+from manyhands.lab.emulated_hosts import BUCKET_S, EmulatedHosts, available
 
 HOSTS = 4
 LINK_MBIT = 1000.0
@@ -164,7 +165,7 @@ def images_per_second(each: Turn) -> float:
     return BATCH * len(each) / step_s(each)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Findings]]:
     if why := available():
         raise SystemExit(why)
     if options.quick:
@@ -177,41 +178,42 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for name, case in cases.items()
     }
     raw = interleave(starts, options.rounds, "traffic")
-    rows = []
     for name, case in cases.items():
         hosts = bytes_of(case, raw[name], options)
         results[name] = {"formula": case.says, "hosts": hosts, "step_s": [step_s(each) for each in raw[name]]}
-        for one in hosts:
-            sent = statistics.median(one["sent_bytes"]) / options.bytes
-            verdict = "reached" if one["reached"] else "missed"
-            formula = f"{one['formula_bytes'] / options.bytes:.3f}"
-            rows.append(
-                [
-                    f"{name}, host {one['host']}",
-                    f"{sent:.3f}",
-                    formula,
-                    f"{one['off']:+.1%}",
-                    verdict,
-                    case.says,
-                ]
-            )
-    size_mb = options.bytes / 1e6
-    if rows:
-        title = f"sent per host and step, in models of {size_mb:g} MB; within {WITHIN:.0%}"
-        print(table(title, ["", "counted", "formula", "off", "", ""], rows), flush=True)
-    ratios: list[Ratio] = []
-    if "ring" in results:
-        limit = limit_s(options)
-        name = f"ring's step ÷ the link's limit of {limit:.3f} s"
-        seconds = results["ring"]["step_s"]
-        ratios.append(ratio(name, seconds, [limit] * len(seconds), OF_THE_LIMIT, at_most=True))
-    if options.growth:
-        images = grown(options)
-        results["images_per_second"] = images
-        ratios += growth_ratios(images)
-    print(table("", RATIO_HEADER, [line.cells() for line in ratios]), flush=True)
-    results["ratios"] = [line.record() for line in ratios]
-    return results
+    images = grown(options) if options.growth else {}
+    found = findings(results, images, limit_s(options), options.bytes)
+    show(found)
+    results |= {"images_per_second": images, "ratios": [line.record() for line in found.ratios]}
+    return results, {"": found}
+
+
+def findings(
+    cases: dict[str, Any], images: dict[str, dict[str, list[float]]], limit: float, size_bytes: int
+) -> Findings:
+    """`cases` has what each host sent, and how long a step took."""
+    measured, ratios = [], []
+    for name, case in cases.items():
+        sent = {
+            f"host {one['host']}": [each / size_bytes for each in one["sent_bytes"]] for one in case["hosts"]
+        }
+        measured.append(Measured(of=name, unit="models sent in a step", values=sent))
+        worst = max(case["hosts"], key=lambda one: abs(one["off"]))
+        wanted = [float(worst["formula_bytes"])] * len(worst["sent_bytes"])
+        says = f"sent ÷ formula ({case['formula']}), host farthest off"
+        ratios.append(ratio(says, worst["sent_bytes"], wanted, of=name))
+    steps = {name: case["step_s"] for name, case in cases.items()}
+    measured.append(Measured(of="a step", unit="s", values=steps))
+    if "ring" in cases:
+        says = f"step ÷ the link's limit of {limit:.3f} s"
+        ratios.append(
+            ratio(says, steps["ring"], [limit] * len(steps["ring"]), OF_THE_LIMIT, at_most=True, of="ring")
+        )
+    for count in images.get("ring", {}):
+        values = {name: each[count] for name, each in images.items()}
+        measured.append(Measured(of=f"{count} workers", unit="images/s", values=values))
+    title = f"{HOSTS} emulated hosts, links of {LINK_MBIT:g} Mbit/s, a model of {size_bytes / 1e6:g} MB"
+    return Findings(title=title, measured=measured, ratios=[*ratios, *growth_ratios(images)])
 
 
 def grown(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
@@ -229,17 +231,12 @@ def grown(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         )
         for name, turns in raw.items():
             found[name][str(count)] = [images_per_second(each) for each in turns]
-    rows = [
-        [count, *(f"{statistics.median(each[count]):.1f}" for each in found.values())]
-        for count in found["ring"]
-    ]
-    print(table("images per second", ["workers", *found], rows), flush=True)
     return found
 
 
 def growth_ratios(images: dict[str, dict[str, list[float]]]) -> list[Ratio]:
     half, full = str(MOST_WORKERS // 2), str(MOST_WORKERS)
-    if not {half, full} <= images["ring"].keys():
+    if not {half, full} <= images.get("ring", {}).keys():
         return []
     ring, server = images["ring"], images["one server"]
     return [

@@ -1,13 +1,13 @@
 """The time from the command to the end of the first step: `manyhands launch` beside `torchrun` with DDP.
 
-python benchmarks/startup.py --out startup.json
+python benchmarks/startup.py
 """
 
-import statistics
 import time
 
-from common import RATIO_HEADER, arguments, interleave, ratio, table, write
+from common import arguments, interleave, show, write
 from processes import Launcher, launch, run_launched, torchrun
+from summaries import Findings, Measured, ratio
 
 TARGET = 1.2
 OURS, DDP = "manyhands launch", "torchrun, DDP"
@@ -33,14 +33,19 @@ def main() -> None:
         options.rounds,
         "start",
     )
-    found = ratio(f"{OURS} ÷ {DDP}", seconds[OURS], seconds[DDP], TARGET, at_most=True)
-    rows = [
-        [name, f"{statistics.median(each):.2f}", f"{min(each):.2f}–{max(each):.2f}"]
-        for name, each in seconds.items()
-    ]
-    print(table("command to first step", ["seconds", "median", "per round"], rows))
-    print(table("", RATIO_HEADER, [found.cells()]))
-    write(options, benchmark="startup", results={"seconds": seconds, "ratios": [found.record()]})
+    found = findings(seconds)
+    show(found)
+    results = {"seconds": seconds, "ratios": [line.record() for line in found.ratios]}
+    write(options, benchmark="startup", results=results, summaries={"startup": found})
+
+
+def findings(seconds: dict[str, list[float]]) -> Findings:
+    title = "from the command to the end of the first step"
+    return Findings(
+        title=title,
+        measured=[Measured(of=title, unit="s", values=seconds)],
+        ratios=[ratio(f"{OURS} ÷ {DDP}", seconds[OURS], seconds[DDP], TARGET, at_most=True)],
+    )
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 
 import manyhands as mh
-from manyhands import data, fairness, job, models, strategies
-from manyhands.cluster.seat import own_seat
+from manyhands import data, models, strategies
+from manyhands.cluster.worker.rank_info import own_rank_info
+from manyhands.job import learning_rate, optimizers
 
 MODEL = "cnn:width=8"  # small: the time of a step is the stated one
 BATCH = 32
@@ -42,13 +43,13 @@ def main() -> None:
     pace = Pace(
         step_s=options.step_s, chance=options.chance, times=options.times, slow_worker=options.slow_worker
     )
-    seat = own_seat()
+    rank_info = own_rank_info()
     workers = len(options.steps)
     samples = data.load("digits")
     torch.manual_seed(0)
     model = models.build(MODEL, samples.shape, samples.classes)
-    terms = fairness.terms(MODEL, strategies.parse(options.strategy), workers)
-    optimizer = job.make_optimizer(terms.optimizer, model)
+    terms = learning_rate.terms(MODEL, strategies.parse(options.strategy), workers)
+    optimizer = optimizers.make_optimizer(terms.optimizer, model)
     now_s = 0.0
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -56,23 +57,26 @@ def main() -> None:
         value = functional.cross_entropy(model(inputs), targets)
         return Sleep.apply(value, now_s) if model.training else value
 
-    session = mh.session(model, optimizer, loss, strategy=options.strategy)
-    source = batches(samples, seat.rank, workers)
+    # Without the warm-up that goes with its rate, sync stays below what it can reach, and is no baseline.
+    growing = max(1, round(terms.warm_up_epochs * len(samples.train) / (workers * BATCH)))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / growing, 1.0))
+    session = mh.session(model, optimizer, loss, strategy=options.strategy, scheduler=scheduler)
+    source = batches(samples, rank_info.rank, workers)
     session.step(next(source))  # what happens only once is over
     began = time.monotonic()
-    for step in range(options.steps[seat.rank]):
-        now_s = pace.seconds(seat.rank, step)
+    for step in range(options.steps[rank_info.rank]):
+        now_s = pace.seconds(rank_info.rank, step)
         session.step(next(source))
     ended = time.monotonic()
     result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
     session.finish()
     leave_result(
         options.folder,
-        seat.rank,
+        rank_info.rank,
         {
             "began": began,
             "ended": ended,
-            "samples": options.steps[seat.rank] * BATCH,
+            "samples": options.steps[rank_info.rank] * BATCH,
             "accuracy": result["accuracy"],
             "staleness": session.summary().get("staleness"),
         },

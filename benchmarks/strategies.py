@@ -1,6 +1,6 @@
 """Ways to agree, beside their peers and beside what they promise: servers, traffic, hiding, stragglers, accuracy.
 
-python benchmarks/strategies.py servers --jobs mlp vgg16 --out servers.json
+python benchmarks/strategies.py servers --jobs mlp vgg16
 python benchmarks/strategies.py traffic            (as root: it emulates hosts)
 python benchmarks/strategies.py hiding             (as root)
 python benchmarks/strategies.py stragglers

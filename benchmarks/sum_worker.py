@@ -28,7 +28,7 @@ class Contender:
 
 def ours() -> Contender:
     """Vectors where our replicas have theirs: in the host's memory."""
-    from manyhands.cluster.world import join
+    from manyhands.cluster.worker.world import join
 
     world = join()
     return Contender(

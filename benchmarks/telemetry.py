@@ -1,12 +1,11 @@
 """What the records of every step cost: what a step calls, each timed by itself; and training with and without them.
 
-python benchmarks/telemetry.py --out telemetry.json
+python benchmarks/telemetry.py
 
 The first is a few millionths of a second and can be told anywhere. The second is the whole truth, caches included,
 where the machine is calm enough for a hundredth of a step of about 1 ms to be seen.
 """
 
-import statistics
 import tempfile
 import time
 from collections import Counter
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RATIO_HEADER, arguments, interleave, ratio, table, write
+from common import arguments, interleave, show, table, write
 from jobs import JOBS, build, loss, make_batches
+from summaries import Findings, Measured, ratio
 
 import manyhands as mh
 from manyhands import telemetry
@@ -140,20 +140,33 @@ def main() -> None:
         }
         seconds = interleave(contenders, options.rounds, "records")
         session.close()
-    found = ratio("with ÷ without", seconds["with"], seconds["without"], 1.01, at_most=True)
-    step_us = statistics.median(seconds["without"]) * 1e6
-    print(table(f"steps of {step_us / 1e3:.2f} ms", RATIO_HEADER, [found.cells()]))
-    print(f"{(found.middle - 1) * step_us:.1f} µs per step, by the median round")
-    write(
-        options,
-        benchmark="telemetry",
-        results={
-            "calls": calls,
-            "each_s": each_s,
-            "step_s": step_s,
-            "seconds": seconds,
-            "ratios": [found.record()],
-        },
+    found = findings(calls, each_s, seconds)
+    show(found)
+    results = {
+        "calls": calls,
+        "each_s": each_s,
+        "step_s": step_s,
+        "seconds": seconds,
+        "ratios": [line.record() for line in found.ratios],
+    }
+    write(options, benchmark="telemetry", results=results, summaries={"telemetry": found})
+
+
+def findings(calls: dict[str, int], each_s: dict[str, float], seconds: dict[str, list[float]]) -> Findings:
+    step_s = sum(each_s[name] * count for name, count in calls.items())
+    by_call = {f"{name}, {count} per step": [1e6 * each_s[name]] for name, count in calls.items()}
+    return Findings(
+        title="the records of every step, one worker, MLP 784-256-10",
+        measured=[
+            Measured(of="one call, at best", unit="µs of a processor", values=by_call),
+            Measured(of="all calls of a step", unit="µs of a processor", values={"records": [1e6 * step_s]}),
+            Measured(
+                of="a whole step",
+                unit="µs of a processor",
+                values={name: [1e6 * each for each in times] for name, times in seconds.items()},
+            ),
+        ],
+        ratios=[ratio("with ÷ without", seconds["with"], seconds["without"], 1.01, at_most=True)],
     )
 
 

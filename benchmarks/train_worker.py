@@ -22,7 +22,7 @@ def ours(model: nn.Module, optimizer: Optimizer, strategy: str | None) -> tuple[
     import manyhands as mh
 
     session = mh.session(model, optimizer, loss, strategy=strategy)
-    return session.world.rank, session.step
+    return session.rank, session.step
 
 
 def ddp(model: nn.Module, optimizer: Optimizer) -> tuple[int, Step]:
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--keep-memory", action="store_true")
     options = parser.parse_args()
     if options.keep_memory:
-        from manyhands.cluster.heap import keep_freed_memory
+        from manyhands.cluster.worker.heap import keep_freed_memory
 
         keep_freed_memory()
     job = JOBS[options.job]

@@ -1,6 +1,6 @@
 """Ours beside PyTorch DDP, two unconnected processes, and plain PyTorch, in turns: samples per second.
 
-python benchmarks/training.py --out training.json
+python benchmarks/training.py
 python benchmarks/training.py --jobs mlp resnet50 --contenders ours ddp
 """
 
@@ -8,13 +8,14 @@ import math
 import statistics
 from typing import Any
 
-from common import RATIO_HEADER, Ratio, arguments, ratio, say, table, write
+from common import arguments, say, show, write
 from jobs import JOBS, Job
 from processes import loopback, run_each, run_ours
-from turns import Start, in_turns
+from summaries import Findings, Measured, Ratio, ratio
+from turns import Start, Turn, in_turns
 
-from manyhands.cluster import cores
-from manyhands.cluster.cores import Layout
+from manyhands.cluster.launcher import cores
+from manyhands.cluster.launcher.cores import CoreLayout
 
 SCRIPT = "train_worker.py"
 BATCH = 32
@@ -39,13 +40,13 @@ def runners(job: list[str], keep_memory: bool = False) -> dict[str, tuple[Start,
     pair, alone, wide = cores.layout(2, 1), cores.layout(1, 1), cores.layout(1, 2)
     peers = [*job, "--keep-memory"] if keep_memory else job
 
-    def ours(layout: Layout, *, survives: bool = False) -> tuple[Start, int]:
+    def ours(layout: CoreLayout, *, survives: bool = False) -> tuple[Start, int]:
         def start(more: list[str]) -> object:
             return run_ours(SCRIPT, ["ours", *job, *more], layout, survives=survives)
 
         return start, len(layout.cores)
 
-    def theirs(kind: str, layout: Layout, batch: int = BATCH) -> tuple[Start, int]:
+    def theirs(kind: str, layout: CoreLayout, batch: int = BATCH) -> tuple[Start, int]:
         def start(more: list[str]) -> object:
             return run_each(SCRIPT, [kind, "--batch", str(batch), *peers, *more], layout, loopback())
 
@@ -87,10 +88,31 @@ def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
             rates[mine],
             rates[other],
             targets.get(other) if mine in OURS else None,
+            of=job.title,
         )
         for mine, other in pairs
         if mine in rates and other in rates
     ]
+
+
+def processor_s(turn: Turn) -> float:
+    """Of all workers together, for one step; the clock also ran in the step that does not count."""
+    return float(sum(worker["processor_s"] / (len(worker["step_s"]) + 1) for worker in turn))
+
+
+def findings(job: Job, raw: dict[str, list[Turn]]) -> Findings:
+    """What the turns of a job's contenders say."""
+    rates = {contender: [samples_per_second(turn) for turn in turns] for contender, turns in raw.items()}
+    if "unconnected" in raw:
+        rates["in-step"] = [in_step(turn) for turn in raw["unconnected"]]
+    measured = [
+        Measured(of=job.title, unit="samples/s", values={TITLES[name]: each for name, each in rates.items()})
+    ]
+    if all("processor_s" in worker for turns in raw.values() for turn in turns for worker in turn):
+        spent = {TITLES[name]: [processor_s(turn) for turn in turns] for name, turns in raw.items()}
+        measured.append(Measured(of=job.title, unit="processor s per step, all workers", values=spent))
+    title = f"{job.title}, batch {BATCH} per worker"
+    return Findings(title=title, measured=measured, ratios=ratios(job, rates))
 
 
 def main() -> None:
@@ -116,7 +138,8 @@ def main() -> None:
     if options.quick:
         options.rounds, options.steps = 1, 2
     say(cores.text(cores.layout(2, 1)))
-    results = {}
+    results: dict[str, Any] = {}
+    found: dict[str, Findings] = {}
     for name in options.jobs:
         job = JOBS[name]
         started = {
@@ -125,21 +148,10 @@ def main() -> None:
             if contender in options.contenders
         }
         raw = in_turns(started, name, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP)
-        rates = {contender: [samples_per_second(turn) for turn in turns] for contender, turns in raw.items()}
-        if "unconnected" in raw:
-            rates["in-step"] = [in_step(turn) for turn in raw["unconnected"]]
-        found = ratios(job, rates)
-        speeds = [
-            [TITLES[c], f"{statistics.median(r):.1f}", f"{min(r):.1f}–{max(r):.1f}"] for c, r in rates.items()
-        ]
-        print(table(f"{job.title}, batch {BATCH} per worker", ["samples/s", "median", "per round"], speeds))
-        print(table("", RATIO_HEADER, [line.cells() for line in found]), flush=True)
-        results[name] = {
-            "samples_per_second": rates,
-            "ratios": [line.record() for line in found],
-            "turns": raw,
-        }
-        write(options, benchmark="training", results=results)
+        found[f"training-{name}"] = findings(job, raw)
+        show(found[f"training-{name}"])
+        results[name] = {"turns": raw, "ratios": [line.record() for line in found[f"training-{name}"].ratios]}
+        write(options, benchmark="training", results=results, summaries=found)
 
 
 if __name__ == "__main__":

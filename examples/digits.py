@@ -49,7 +49,7 @@ while session.epoch < options.epochs:
     for batch in session.batches(digits.train, batch_size=options.batch):
         session.step(batch)
     result = session.evaluate(digits.test, measures={"accuracy": mh.accuracy})
-    if session.world.rank == 0:
+    if session.is_main:
         print(f"epoch {session.epoch}  loss {result['loss']:.4f}  accuracy {result['accuracy']:.4f}")
     if options.checkpoints:
         session.save(options.checkpoints)

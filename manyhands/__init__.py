@@ -10,18 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["ManyhandsError", "Session", "__version__", "accuracy", "session"]
+__all__ = ["ManyhandsError", "Session", "__version__", "accuracy", "rank", "session"]
 
 if TYPE_CHECKING:
+    from manyhands.engine.evaluate import accuracy
+    from manyhands.engine.session import Session, session
+    from manyhands.engine.worker_process import rank
     from manyhands.errors import ManyhandsError
-    from manyhands.evaluating import accuracy
-    from manyhands.sessions import Session, session
 
 _HOMES = {
     "ManyhandsError": "manyhands.errors",
-    "Session": "manyhands.sessions",
-    "accuracy": "manyhands.evaluating",
-    "session": "manyhands.sessions",
+    "Session": "manyhands.engine.session",
+    "accuracy": "manyhands.engine.evaluate",
+    "rank": "manyhands.engine.worker_process",
+    "session": "manyhands.engine.session",
 }
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from manyhands import strategies
-from manyhands.cluster.seat import Seat
-from manyhands.cluster.world import Station, World
+from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.worker.world import ServerContext, World
 from manyhands.errors import PeerLost
 
 
@@ -39,18 +39,23 @@ def in_threads(
             raise PeerLost("another worker failed")
 
     def one(rank: int) -> None:
-        seat = Seat(rank=rank, size=total, servers=servers, launcher="test", arena_fd=fd)
+        rank_info = RankInfo(rank=rank, size=total, servers=servers, launcher="test", arena_fd=fd)
+        world: Any = None
         try:
-            world: Any = World(seat, check) if seat.server is None else Station(seat)
+            world = World(rank_info, check) if rank_info.server is None else ServerContext(rank_info)
             try:
                 results[rank] = work(world)
             except SystemExit:
-                assert seat.server is not None, "a worker ended early"
-            world.close()
+                assert rank_info.server is not None, "a worker ended early"
         except BaseException as error:
             errors.append(error)
             # Servers end when their workers' connections do: nothing must hold on to the session that failed.
             traceback.clear_frames(error.__traceback__)
+        try:
+            if world is not None:
+                world.close()
+        except BaseException as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(total)]
     for thread in threads:

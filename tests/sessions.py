@@ -5,11 +5,22 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from manyhands.cluster.world import World
-from manyhands.sessions import Session
+from manyhands.cluster.worker.member import Member
+from manyhands.cluster.worker.world import World
+from manyhands.engine.session import Session
+from manyhands.engine.settings import Settings, Training
 
 
 def session_of(
-    model: nn.Module, optimizer: Optimizer, loss: Any, *, world: World, **settings: Any
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Any,
+    *,
+    world: World,
+    scheduler: Any = None,
+    member: Member | None = None,
+    **settings: Any,
 ) -> Session:
-    return Session(model, optimizer, loss, world=world, **settings)
+    """A session, with `Settings` by their names."""
+    training = Training(model=model, optimizer=optimizer, loss=loss, scheduler=scheduler)
+    return Session(training, Settings(**settings), world, member)

@@ -4,13 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from manyhands.checkpoint.shelf import latest
+    from manyhands.checkpoint.index import latest
     from manyhands.checkpoint.store import load, save
     from manyhands.checkpoint.weights import save_weights
 
 __all__ = ["latest", "load", "save", "save_weights"]
 
-_HOMES = {"latest": "shelf", "load": "store", "save": "store", "save_weights": "weights"}
+_HOMES = {"latest": "index", "load": "store", "save": "store", "save_weights": "weights"}
 
 
 def __getattr__(name: str) -> Any:

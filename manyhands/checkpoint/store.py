@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from manyhands.checkpoint import manifest, record_file, shelf, tensor_file
+from manyhands.checkpoint import index, manifest, record_file, tensor_file
 from manyhands.checkpoint.disk import REAL_DISK, Disk, reason
-from manyhands.checkpoint.putting import KEEP, RECORD, TENSORS, put
+from manyhands.checkpoint.publish import KEEP, RECORD, TENSORS, put
 from manyhands.errors import CheckpointError
 
 Contents = tuple[dict[str, torch.Tensor], dict[str, Any]]
@@ -34,13 +34,13 @@ def load(path: Path) -> Contents:
 
     A damaged newest checkpoint is reported as a warning and the one before it is used.
     """
-    if shelf.NAME.fullmatch(path.name) or (path / manifest.MANIFEST).exists():
+    if index.NAME.fullmatch(path.name) or (path / manifest.MANIFEST).exists():
         try:
             return _read(path)
         except CheckpointError as error:
             raise CheckpointError(f"checkpoint {path} cannot be used: {error}") from error
     damaged: list[str] = []
-    for place in shelf.newest_first(path):
+    for place in index.newest_first(path):
         try:
             contents = _read(place)
         except CheckpointError as error:

@@ -44,7 +44,7 @@ Form = tuple[str, list[int]]  # of a tensor: the name of its type, and its shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class FileLayout:
     """A file before it is written: its first bytes, and where each tensor begins."""
 
     head: bytes
@@ -58,7 +58,7 @@ def form(name: str, tensor: torch.Tensor) -> Form:
     return DTYPES[tensor.dtype], list(tensor.shape)
 
 
-def lay_out(forms: Mapping[str, Form]) -> Layout:
+def lay_out(forms: Mapping[str, Form]) -> FileLayout:
     """The file that will hold tensors of these forms."""
     # Wide types first: then every tensor starts at a multiple of its element size and can be mapped in place.
     ordered = sorted(forms.items(), key=lambda item: (-DTYPE_OF[item[1][0]].itemsize, item[0]))
@@ -71,7 +71,7 @@ def lay_out(forms: Mapping[str, Form]) -> Layout:
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
     places = {name: len(head) + start for name, start in starts.items()}
-    return Layout(head=head, places=places, size_bytes=len(head) + end)
+    return FileLayout(head=head, places=places, size_bytes=len(head) + end)
 
 
 def octets(tensor: torch.Tensor) -> memoryview:
@@ -108,7 +108,7 @@ def _refuse_unsavable(name: str, tensor: torch.Tensor) -> None:
         raise CheckpointError(f"tensor {name!r} cannot be saved: {reason}")
 
 
-def _stream(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
+def _stream(layout: FileLayout, tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
     yield layout.head
     for name in layout.places:
         content = octets(tensors[name])

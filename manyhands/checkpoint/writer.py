@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from manyhands.checkpoint.disk import REAL_DISK, Disk
-from manyhands.checkpoint.putting import put
+from manyhands.checkpoint.publish import put
 from manyhands.cluster.launchers import local
 from manyhands.errors import CheckpointError
 

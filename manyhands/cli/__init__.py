@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from manyhands import __version__
-from manyhands.cli import convert, doctor, launch, names, train
+from manyhands.cli import convert, doctor, launch, list, train
 from manyhands.errors import ManyhandsError
 
 DESCRIPTION = """\
@@ -27,7 +27,7 @@ def build() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"manyhands {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
-    for verb in (train, launch, names, convert, doctor):
+    for verb in (train, launch, list, convert, doctor):
         verb.add_to(verbs)
     return parser
 

@@ -1,6 +1,7 @@
 """`manyhands convert`: any data set as one LMDB file, which workers read faster than many small files."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
     from manyhands import data
 
     found = data.load(options.data, size=options.size)
+    if found.note:
+        print(found.note, file=sys.stderr)
     try:
         with samples() as progress:
             data.to_lmdb(found, out, progress)

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from manyhands.cluster import cores
-from manyhands.lab import hosts
+from manyhands.cluster.launcher import cores
+from manyhands.errors import UsageError
+from manyhands.lab import emulated_hosts
 
 PROBE_TIMEOUT_S = 60
 
@@ -57,13 +58,14 @@ def run(options: argparse.Namespace) -> int:
 
 def findings() -> Iterator[Finding]:
     yield "ok", "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    yield _processor()
     layout = cores.layout(max(1, len(os.sched_getaffinity(0))), 1)
     yield "ok", "cores", f"{len(layout.cores)} usable of {os.cpu_count()}; {cores.text(layout)}"
     yield from (_safely("memory", _memory), _safely("anonymous shared memory", _anonymous_memory))
     yield _safely("/dev/shm", _dev_shm)
     for what, code in PROBES.items():
         yield _probe(what, code)
-    reason = hosts.available()
+    reason = emulated_hosts.available()
     yield (
         ("note", "emulated hosts", reason) if reason else ("ok", "emulated hosts", "network namespaces work")
     )
@@ -74,6 +76,16 @@ def _safely(what: str, check: Callable[[], Finding]) -> Finding:
         return check()
     except Exception as error:
         return "bad", what, f"the check itself failed: {error}"
+
+
+def _processor() -> Finding:
+    from manyhands.comm.transports.counters import refuse_several
+
+    try:
+        refuse_several(2)
+    except UsageError as error:
+        return "note", "processor", str(error)
+    return "ok", "processor", f"{platform.machine()}; several workers can share the memory of this host"
 
 
 def _memory() -> Finding:

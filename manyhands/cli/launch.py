@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import placement, strategies
-from manyhands.cli.running import (
+from manyhands.cli.run import (
     again_terms,
     check_workers,
     elastic_terms,
@@ -20,7 +20,7 @@ from manyhands.cli.running import (
     worker_range,
 )
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import Seat, own_seat
+from manyhands.cluster.worker.rank_info import RankInfo, own_rank_info
 from manyhands.errors import UsageError
 
 EXAMPLES = f"""\
@@ -102,10 +102,10 @@ def run(options: argparse.Namespace) -> int:
     script = Path(options.script)
     if not script.is_file():
         raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
-    seat = with_servers(own_seat(), options.servers)
-    if seat.launcher != "alone":
-        refuse_hosts(options.hosts, seat)
-        return _join(options, seat)
+    rank_info = with_servers(own_rank_info(), options.servers)
+    if rank_info.launcher != "alone":
+        refuse_hosts(options.hosts, rank_info)
+        return _join(options, rank_info)
     workers, most = options.workers or (2, 2)
     if workers < 1:
         raise UsageError(f"workers={workers}: it must be at least 1")
@@ -136,17 +136,17 @@ def _check(options: argparse.Namespace, workers: int, servers: int) -> placement
     return mesh
 
 
-def _join(options: argparse.Namespace, seat: Seat) -> int:
+def _join(options: argparse.Namespace, rank_info: RankInfo) -> int:
     """Run the script here, as one worker of a world that someone else started."""
-    check_workers(options.workers and options.workers[0], seat)
-    _check(options, seat.workers, seat.servers)
+    check_workers(options.workers and options.workers[0], rank_info)
+    _check(options, rank_info.workers, rank_info.servers)
     if options.threads is not None:
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     os.environ |= {local.STRATEGY: options.strategy, local.PLACEMENT: options.placement}
     if options.out is not None:
         os.environ[local.RUN_DIR] = str(make_directory(options.out))
-    from manyhands.cluster import worker
+    from manyhands.cluster.worker import entry
 
     sys.argv = [sys.argv[0], options.script, *options.arguments]
-    worker.main()
+    entry.main()
     return 0

@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 
-from manyhands import plan as plans
 from manyhands import strategies
-from manyhands.checkpoint.shelf import latest
+from manyhands.checkpoint.index import latest
 from manyhands.cli.bars import transfers
-from manyhands.cli.running import (
+from manyhands.cli.run import (
     again_terms,
     check_workers,
     elastic_terms,
@@ -27,11 +26,13 @@ from manyhands.cli.running import (
     with_servers,
     worker_range,
 )
-from manyhands.cluster import compiler, cores
+from manyhands.cluster.launcher import cores
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import Seat, own_seat
+from manyhands.cluster.worker import compiler
+from manyhands.cluster.worker.rank_info import RankInfo, own_rank_info
 from manyhands.errors import ManyhandsError, UsageError
-from manyhands.plan import Plan
+from manyhands.job import plan as plans
+from manyhands.job.plan import Plan
 
 CLUSTER = (
     "workers",
@@ -146,16 +147,16 @@ def add_to(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    seat = own_seat()
+    rank_info = own_rank_info()
     if options.resume and options.out is None:
         raise UsageError("--resume needs --out DIR, the directory of the run to go on with")
-    plan = _plan(options, seat)
+    plan = _plan(options, rank_info)
     plan.check()
     _check_directory(options)
     if options.fetch:
-        _fetch(plan, seat)
-    if seat.launcher != "alone":
-        return _join(plan, seat, options)
+        _fetch(plan, rank_info)
+    if rank_info.launcher != "alone":
+        return _join(plan, rank_info, options)
     _check_layers(plan)
     plan, why = _settled(plan)
     with new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}") as out:
@@ -163,7 +164,12 @@ def run(options: argparse.Namespace) -> int:
             forget_records(out)
         if why:
             print(why, file=sys.stderr)
-        command = ["-m", "manyhands.job", plan.encode().decode(), *(["--resume"] if options.resume else [])]
+        command = [
+            "-m",
+            "manyhands.job.declared",
+            plan.encode().decode(),
+            *(["--resume"] if options.resume else []),
+        ]
         code = run_workers(
             command,
             run=out,
@@ -197,7 +203,7 @@ def _settled(plan: Plan) -> tuple[Plan, str]:
     return msgspec.structs.replace(plan, cluster=msgspec.structs.replace(cluster, threads=threads)), why
 
 
-def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
+def _plan(options: argparse.Namespace, rank_info: RankInfo) -> Plan:
     """The spec file, with what the flags say on top of it."""
     if options.spec is not None:
         plan = plans.read(options.spec)
@@ -210,11 +216,16 @@ def _plan(options: argparse.Namespace, seat: Seat) -> Plan:
         given["workers"], given["most_workers"] = options.workers
     top = {key: given[key] for key in ("model", "data", "strategy", "placement") if key in given}
     cluster = {key: given[key] for key in CLUSTER if key in given}
-    if seat.launcher != "alone":
-        seat = with_servers(seat, cluster.get("servers", plan.cluster.servers or None))
-        check_workers(given.get("workers"), seat)
-        refuse_hosts(options.hosts, seat)
-        cluster |= {"workers": seat.workers, "servers": seat.servers, "most_workers": None, "replace": None}
+    if rank_info.launcher != "alone":
+        rank_info = with_servers(rank_info, cluster.get("servers", plan.cluster.servers or None))
+        check_workers(given.get("workers"), rank_info)
+        refuse_hosts(options.hosts, rank_info)
+        cluster |= {
+            "workers": rank_info.workers,
+            "servers": rank_info.servers,
+            "most_workers": None,
+            "replace": None,
+        }
         cluster["hosts"] = None
     train: dict[str, Any] = {key: given[key] for key in TRAIN if key in given}
     if options.epochs is not None or options.steps is not None:
@@ -247,34 +258,34 @@ def _check_layers(plan: Plan) -> None:
     """Where the strategy's settings name layers, refuse names that the model does not have, before anything starts."""
     strategy = strategies.parse(plan.strategy)
     if strategy.layers:
-        from manyhands import job  # takes seconds: only then
+        from manyhands.job import declared  # takes seconds: only then
 
-        _, model = job.load(plan)
+        _, model = declared.load(plan)
         strategies.admit_model(strategy, [name for name, _ in model.named_parameters()])
 
 
-def _join(plan: Plan, seat: Seat, options: argparse.Namespace) -> int:
+def _join(plan: Plan, rank_info: RankInfo, options: argparse.Namespace) -> int:
     """Be one worker of a world that someone else started."""
     if options.out is not None:
         out = make_directory(options.out)
         os.environ[local.RUN_DIR] = str(out)
-        if seat.rank == 0 and not options.resume:
+        if rank_info.rank == 0 and not options.resume:
             forget_records(out)  # nobody writes new ones before worker 0 has joined
     compiler.leave_unloaded()
-    from manyhands import job
+    from manyhands.job import declared
 
     def say(line: str) -> None:
-        if seat.rank == 0:
+        if rank_info.rank == 0:
             print(line, file=sys.stderr, flush=True)
 
-    session = job.run(plan, resume=options.resume, say=say)
+    session = declared.run(plan, resume=options.resume, say=say)
     session.finish()
-    if seat.rank == 0:
+    if rank_info.rank == 0:
         _report(session.summary(), session.out, options)
     return 0
 
 
-def _fetch(plan: Plan, seat: Seat) -> None:
+def _fetch(plan: Plan, rank_info: RankInfo) -> None:
     """Bring the data before any worker asks for it: one worker of a host does, the others wait for it."""
     from manyhands import data
     from manyhands.data.files import data_directory
@@ -287,7 +298,7 @@ def _fetch(plan: Plan, seat: Seat) -> None:
         raise UsageError(
             f"cannot write to the data directory {directory} ({error.strerror}); set MANYHANDS_DATA"
         ) from None
-    with lock, transfers(visible=seat.rank == 0) as progress:
+    with lock, transfers(visible=rank_info.rank == 0) as progress:
         fcntl.flock(lock, fcntl.LOCK_EX)
         data.load(plan.data, seed=plan.train.seed, fetch=True, progress=progress)
 

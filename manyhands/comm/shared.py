@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.comm.background import Background
+from manyhands.comm.background_sum import Background
 from manyhands.comm.comm import Comm
+from manyhands.comm.grouping import grouped
 from manyhands.comm.pairs import swap
-from manyhands.comm.transports.group import Group
-from manyhands.comm.transports.host import Host, Progress
+from manyhands.comm.transports.host import Host, StepCounter
+from manyhands.comm.transports.host_group import HostGroup
 from manyhands.comm.transports.transport import Transport
-from manyhands.errors import UsageError
 
 SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core's cache
 LARGEST_CHUNK_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class SharedComm(Comm):
 
     def __init__(
         self,
-        host: Host | Group,
+        host: Host | HostGroup,
         rank: int,
         size: int,
         between: Lanes | None = None,
@@ -72,7 +72,7 @@ class SharedComm(Comm):
         self._near: dict[int | None, SharedComm] = {}
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
-        if self.size == 1 or not length or isinstance(self._host, Group):
+        if self.size == 1 or not length or isinstance(self._host, HostGroup):
             return super().vector(length, dtype)
         rows = _Rows(self._host, length, dtype)
         self._in_place.append(rows)
@@ -136,14 +136,11 @@ class SharedComm(Comm):
     def near(self, groups: int | None = None) -> "SharedComm":
         if groups not in self._near:
             host = self._host
-            workers = self.size // groups if groups else host.size
-            if host.size % workers or isinstance(host, Group):
-                raise UsageError(
-                    f"{groups} groups of {workers} workers do not fit a host with {host.size} workers; "
-                    "leave groups out for one group per host"
-                )
-            part = Group(host, host.size // workers)
-            self._near[groups] = SharedComm(part, part.index, workers)
+            assert isinstance(host, Host), "a group has no groups"
+            part = HostGroup(host, grouped(range(host.size), self.size, groups))
+            near = SharedComm(part, part.index, part.size)
+            near._claim_buffers()  # also a worker that is alone in its group: all must ask for memory alike
+            self._near[groups] = near
         return self._near[groups]
 
     def _claim_buffers(self) -> "_Buffers":
@@ -256,14 +253,15 @@ def _add_up(parts: Sequence[Tensor], into: Tensor) -> None:
 class _Buffers:
     """The memory that chunks pass through, and how far every worker has come with them."""
 
-    def __init__(self, host: Host | Group) -> None:
+    def __init__(self, host: Host | HostGroup) -> None:
         size_bytes = chunk_bytes(host.size)
-        memory = host.allocate(BUFFERS * (host.size + 1) * size_bytes, torch.uint8)
-        self._rows = memory.view(BUFFERS, host.size + 1, size_bytes)
+        most = host.most if isinstance(host, HostGroup) else host.size
+        memory = host.allocate(BUFFERS * (most + 1) * chunk_bytes(most), torch.uint8)
+        self._rows = memory[: BUFFERS * (host.size + 1) * size_bytes].view(BUFFERS, host.size + 1, size_bytes)
         self._made: dict[tuple[int, torch.dtype, int], list[Tensor]] = {}
-        self.filled: Progress = host.progress()
-        self.reduced: Progress = host.progress()
-        self.taken: Progress = host.progress()
+        self.filled: StepCounter = host.progress()
+        self.reduced: StepCounter = host.progress()
+        self.taken: StepCounter = host.progress()
 
     def views(self, number: int, like: Tensor) -> list[Tensor]:
         """Chunk `number` of every worker, and last the place for the result, as vectors like the given one."""

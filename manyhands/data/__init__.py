@@ -50,7 +50,7 @@ DATASETS: dict[str, Source] = {
     ),
     "images": Source(
         form="images:DIR",
-        description="your pictures, in one folder per class, with or without train and test folders above",
+        description="your pictures, in one folder per class; train and test (or val) folders above are the split",
         load=images.load,
         settings=PictureSettings,
         augmented=True,

@@ -54,11 +54,11 @@ class Audit:
             self._handed[tensor] = one
         self._unused.append(one)
 
-    def find(self, batches: Sequence[Any]) -> Ranges:
-        """The places of the samples in these batches, which a step is about to use."""
+    def find(self, batches: Sequence[Any], total: int) -> Ranges:
+        """The places of the samples in these batches, `total` in all, which a step is about to use."""
         found: Ranges = []
         for batch in batches:
-            samples = samples_in(batch)
+            samples = total if len(batches) == 1 else samples_in(batch)
             one = self._recognised(batch) if samples else None
             if one is not None:
                 found += one.places

@@ -23,7 +23,7 @@ from manyhands.errors import DataError
 _CHUNK_BYTES = 1 << 20
 
 
-class Way(Protocol):
+class FetchMethod(Protocol):
     """One way to get the files of a data set."""
 
     @property
@@ -38,7 +38,9 @@ Unpack = Callable[[list[Path], Path], None]
 """Turns the files that were brought into files of the official format in a folder."""
 
 
-def fetch(name: str, ways: Sequence[tuple[Way, Unpack]], target: Path, progress: Progress | None) -> None:
+def fetch(
+    name: str, ways: Sequence[tuple[FetchMethod, Unpack]], target: Path, progress: Progress | None
+) -> None:
     """Try one way after the other until the data set is in `target`."""
     failures = []
     for way, unpack in ways:

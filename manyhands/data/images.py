@@ -1,4 +1,4 @@
-"""Folders of pictures: DIR/class/picture, or DIR/train/class/picture with DIR/test/class/picture."""
+"""Folders of pictures: DIR/class/picture, or DIR/train/class/picture with DIR/test or DIR/val beside it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from manyhands.errors import DataError
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 _LARGEST_DEFAULT_SIZE = 224
 _HELD_OUT = 0.1
+_TESTS = ("test", "val", "valid", "validation")  # the first that is there is the test part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +49,18 @@ class FolderStore:
 
 
 def load(request: Request, settings: PictureSettings) -> Data:
-    """Every subfolder is a class; without a test folder a seeded tenth is held out."""
+    """Every subfolder is a class, below `train` if there is one; without a test folder a seeded tenth is held out."""
     root = request.path("images:DIR")
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; images:DIR wants DIR/class/picture.png")
-    split = (root / "train").is_dir() and (root / "test").is_dir()
-    classes = _classes(root / "train" if split else root)
-    if split and (extra := [name for name in _classes(root / "test") if name not in classes]):
-        raise DataError(
-            f"{root / 'test'} has the classes {', '.join(extra)} that {root / 'train'} does not have"
-        )
-    files, labels = _listed(root / "train" if split else root, classes)
+    source, tested, note = _split(root)
+    classes = _classes(source)
+    if tested and (extra := [name for name in _classes(tested) if name not in classes]):
+        raise DataError(f"{tested} has the classes {', '.join(extra)} that {source} does not have")
+    files, labels = _listed(source, classes)
     size = request.size or _default_size(files[0])
-    if split:
-        test_files, test_labels = _listed(root / "test", classes)
+    if tested:
+        test_files, test_labels = _listed(tested, classes)
     else:
         train, test = hold_out(labels, max(1, round(_HELD_OUT * len(files))), request.seed)
         test_files, test_labels = [files[index] for index in test.tolist()], labels[test]
@@ -74,7 +73,24 @@ def load(request: Request, settings: PictureSettings) -> Data:
         classes=len(classes),
         scale=Scale(),
         normalize=settings.normalize(request.text, (3, size, size)),
+        note=note,
     )
+
+
+def _split(root: Path) -> tuple[Path, Path | None, str]:
+    """The folder to train on, the one to test with if there is one, and what to tell the user.
+
+    `train` is a class like any other unless a test folder is beside it, or it is alone and has classes in it.
+    """
+    train, names = root / "train", _classes(root)
+    tests = [name for name in _TESTS if name in names]
+    if "train" in names and tests:
+        others = [name for name in names if name not in ("train", tests[0])]
+        unused = f"; {', '.join(others)} unused" if others else ""
+        return train, root / tests[0], f"{root}: training on train, testing with {tests[0]}{unused}"
+    if names == ["train"] and _classes(train):
+        return train, None, f"{root}: training on train, a tenth of it held out for testing"
+    return root, None, ""
 
 
 def _classes(folder: Path) -> list[str]:

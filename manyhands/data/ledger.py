@@ -18,7 +18,7 @@ Ranges = list[Range]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Dealing:
+class Assignment:
     """Some places in rounds, for so many workers; `batch` is what one of them should have at a time.
 
     `held` are the rounds that each worker has from before. It counts them first.
@@ -74,7 +74,7 @@ class Ledger:
         for places in itertools.chain.from_iterable(kept):
             free[places] = False
         rest = free.nonzero().flatten()
-        self.dealing = Dealing(
+        self.assignment = Assignment(
             rest=rest, batch=batch, round_samples=round_samples, workers=workers, held=kept
         )
         self._settled = [0] * workers  # by worker: rounds whose samples are committed
@@ -86,17 +86,21 @@ class Ledger:
         """What the workers have used is safe: their shares of so many rounds, with those that they had from before."""
         for worker, rounds in enumerate(drawn):
             for number in range(self._settled[worker], rounds):
-                self.times[self.dealing.share(number, worker)] += 1
+                self.times[self.assignment.share(number, worker)] += 1
             self._settled[worker] = max(self._settled[worker], rounds)
+
+    def correct(self, counted: Tensor) -> None:
+        """Others know better what is safe: these places, as flags, and no others."""
+        self.times = torch.where(counted, self.times.clamp(min=1), 0)
 
     def settled(self, worker: int) -> int:
         """How many rounds of a worker are committed."""
         return self._settled[worker]
 
-    def in_hand(self, worker: int, drawn: int) -> list[Ranges]:
+    def outstanding(self, worker: int, drawn: int) -> list[Ranges]:
         """The rounds that a worker which has drawn so many has and has not committed."""
         numbers = range(self._settled[worker], drawn)
-        return [ranges_of(self.dealing.share(number, worker)) for number in numbers]
+        return [ranges_of(self.assignment.share(number, worker)) for number in numbers]
 
     @property
     def committed(self) -> Ranges:
@@ -124,6 +128,14 @@ def rounds(length: int, round_samples: int) -> int:
 def _places(ranges: Iterable[tuple[int, int]]) -> Tensor:
     parts = [torch.arange(first, last) for first, last in ranges]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+
+
+def flags(ranges: Iterable[Range], length: int) -> Tensor:
+    """By place, whether it is in these ranges."""
+    found = torch.zeros(length, dtype=torch.bool)
+    for first, last in ranges:
+        found[first:last] = True
+    return found
 
 
 def ranges_of(places: Tensor) -> Ranges:

@@ -55,6 +55,19 @@ def empty_like(batch: Any) -> Any:
     return batch[:0] if isinstance(batch, Tensor) and batch.dim() else batch
 
 
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; what is there already, and what is no tensor, stays as it is."""
+    if hasattr(batch, "to"):  # a packed sequence leaves its lengths where they are
+        return batch.to(device)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(moved(value, device) for value in batch)
+    if isinstance(batch, Mapping):
+        return {key: moved(value, device) for key, value in batch.items()}
+    return batch
+
+
 def split(batch: Any, limit: int) -> list[Any]:
     """The batch in pieces of at most so many samples, as equal as can be; whole if it is of an unknown structure."""
     count = samples_in(batch)

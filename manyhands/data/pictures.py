@@ -41,6 +41,7 @@ def pictures(
     classes: int,
     scale: Scale | None = None,
     normalize: Normalize | None = None,
+    note: str = "",
 ) -> Data:
     """Both parts scaled, sized and normalised; the train part also moved and mirrored if asked for."""
     if len(shape) != 3 and (request.size or request.augment):
@@ -58,4 +59,5 @@ def pictures(
         shape=(shape[0], request.size, request.size) if request.size else shape,
         classes=classes,
         task="classify",
+        note=note,
     )

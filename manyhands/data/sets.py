@@ -47,6 +47,8 @@ class Data:
     """How many classes there are, or tokens in the vocabulary."""
     task: str
     """`classify` or `next-token`."""
+    note: str = ""
+    """What the source decided by itself, in one line for the user."""
 
 
 class StoredSet(Dataset[tuple[Tensor, Tensor]]):

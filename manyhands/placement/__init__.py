@@ -4,17 +4,17 @@ from manyhands import spec
 from manyhands.errors import UsageError
 from manyhands.placement.hybrid import Hybrid
 from manyhands.placement.mesh import Mesh
-from manyhands.placement.pipeline import Pipeline
+from manyhands.placement.pipeline.pipeline import Pipeline
 from manyhands.placement.placement import Placement
-from manyhands.placement.sharded import Sharded
-from manyhands.placement.single import Single
-from manyhands.placement.tensor import Tensor
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.placement.sharded.sharded import Sharded
+from manyhands.placement.tensor.tensor import Tensor
+from manyhands.placement.whole import Whole
+from manyhands.strategies.interface import Asked, Strategy
 
 __all__ = ["DEFAULT", "PLACEMENTS", "Mesh", "Placement", "admit", "describe", "parse"]
 
 PLACEMENTS: dict[str, type[Placement]] = {
-    "single": Single,
+    "single": Whole,
     "pipeline": Pipeline,
     "tensor": Tensor,
     "sharded": Sharded,

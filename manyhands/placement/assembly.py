@@ -11,16 +11,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from manyhands.placement.standing import Standing
+from manyhands.placement.process_groups import ProcessGroups
 from manyhands.replica.layout import Layout
-from manyhands.replica.piece import Piece
 from manyhands.replica.replica import Replica
-from manyhands.replica.state import States
+from manyhands.replica.state.slice_of import TensorSlice
+from manyhands.replica.state.state import States
 
 Tensors = dict[str, Tensor]
 
 
-class _Part(msgspec.Struct, array_like=True):
+class _AssembledPart(msgspec.Struct, array_like=True):
     """One tensor that a worker has or wants: its name, its type, and where it lies in the whole one."""
 
     key: str
@@ -34,8 +34,8 @@ class _Part(msgspec.Struct, array_like=True):
     blocks: int
 
     @property
-    def piece(self) -> Piece:
-        return Piece(
+    def piece(self) -> TensorSlice:
+        return TensorSlice(
             shape=tuple(self.shape),
             cut=self.cut,
             dim=self.dim,
@@ -50,16 +50,16 @@ class _Part(msgspec.Struct, array_like=True):
         return torch.empty(shape, dtype=getattr(torch, self.dtype))
 
 
-def _part(key: str, piece: Piece, dtype: torch.dtype) -> _Part:
+def _part(key: str, piece: TensorSlice, dtype: torch.dtype) -> _AssembledPart:
     name = str(dtype).removeprefix("torch.")
     where = (piece.cut, piece.dim, piece.start, piece.stop, piece.padding, piece.blocks)
-    return _Part(key, name, list(piece.shape), *where)
+    return _AssembledPart(key, name, list(piece.shape), *where)
 
 
 class Assembly:
     """Takes this replica's state apart and puts it together; `layout` is that of the whole model."""
 
-    def __init__(self, standing: Standing, replica: Replica, layout: Layout) -> None:
+    def __init__(self, standing: ProcessGroups, replica: Replica, layout: Layout) -> None:
         self._crew = standing.crew
         self._replica = replica
         self._layout = layout
@@ -87,7 +87,7 @@ class Assembly:
             return {}
         found: Tensors = {}
         for rank, row in enumerate(everyone):
-            for part in msgspec.json.decode(row, type=list[_Part]):
+            for part in msgspec.json.decode(row, type=list[_AssembledPart]):
                 if rank == 0:
                     value = pieces[part.key][0].detach()
                 else:
@@ -104,8 +104,10 @@ class Assembly:
     def own(self, whole: Mapping[str, Tensor]) -> Tensors:
         """The inverse: from the lead to each what is its part."""
         everything = self._spread_kept(whole) if self.leads else {}
-        known = [_part(key, Piece(shape=tuple(v.shape)), v.dtype) for key, v in everything.items()]
-        told = msgspec.json.decode(self._crew.gather(msgspec.json.encode(known))[0], type=list[_Part])
+        known = [_part(key, TensorSlice(shape=tuple(v.shape)), v.dtype) for key, v in everything.items()]
+        told = msgspec.json.decode(
+            self._crew.gather(msgspec.json.encode(known))[0], type=list[_AssembledPart]
+        )
         here = self._replica.part.tensors()
         wanted = []
         for part in told:
@@ -114,13 +116,13 @@ class Assembly:
                 wanted.append(part)
             elif name in here:
                 piece = self._replica.part.piece(name, here[name])
-                cut = piece if tuple(part.shape) == piece.shape else Piece(shape=tuple(part.shape))
+                cut = piece if tuple(part.shape) == piece.shape else TensorSlice(shape=tuple(part.shape))
                 wanted.append(_part(part.key, cut, getattr(torch, part.dtype)))
         everyone = self._crew.gather(msgspec.json.encode(wanted))
         transport = self._crew.transport()
         own: Tensors = {}
         for rank, row in enumerate(everyone):
-            for part in msgspec.json.decode(row, type=list[_Part]):
+            for part in msgspec.json.decode(row, type=list[_AssembledPart]):
                 if self.leads:
                     value = part.piece.of(everything[part.key]).contiguous()
                     if rank:
@@ -134,10 +136,10 @@ class Assembly:
 
     def everywhere(self, whole: Mapping[str, Tensor]) -> Tensors:
         """What the lead has put together, on every worker of the replica."""
-        known = [_part(key, Piece(shape=tuple(v.shape)), v.dtype) for key, v in whole.items()]
+        known = [_part(key, TensorSlice(shape=tuple(v.shape)), v.dtype) for key, v in whole.items()]
         told = self._crew.gather(msgspec.json.encode(known))[0]
         found: Tensors = {}
-        for part in msgspec.json.decode(told, type=list[_Part]):
+        for part in msgspec.json.decode(told, type=list[_AssembledPart]):
             value = whole[part.key].clone().contiguous() if self.leads else part.empty(whole=True)
             if value.numel():
                 self._crew.comm.copy_(value.view(-1))
@@ -151,18 +153,18 @@ class Assembly:
             merged.update(msgspec.json.decode(row))
         return merged
 
-    def _piece(self, key: str, value: Tensor) -> Piece:
+    def _piece(self, key: str, value: Tensor) -> TensorSlice:
         """Where a tensor lies in the whole one; state of another shape than its parameter is never cut."""
         name = _parameter(key)
         piece = self._replica.part.piece(name, value)
-        return piece if tuple(value.shape) == piece.own_shape else Piece(shape=tuple(value.shape))
+        return piece if tuple(value.shape) == piece.own_shape else TensorSlice(shape=tuple(value.shape))
 
     # What a strategy keeps: flat vectors over all parameters, which each part has in its own order
 
-    def _cut_kept(self, key: str, vector: Tensor) -> list[tuple[str, tuple[Tensor, Piece]]]:
+    def _cut_kept(self, key: str, vector: Tensor) -> list[tuple[str, tuple[Tensor, TensorSlice]]]:
         layout, part = self._replica.layout, self._replica.part
         if vector.numel() != layout.length:
-            return [(key, (vector, Piece(shape=tuple(vector.shape))))] if self.leads else []
+            return [(key, (vector, TensorSlice(shape=tuple(vector.shape))))] if self.leads else []
         found = []
         for place in layout.places:
             if part.counts(place.name):

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from manyhands.placement.mesh import Mesh, form
-from manyhands.placement.pipeline import Pipeline
+from manyhands.placement.pipeline.pipeline import Pipeline
 from manyhands.placement.placement import Placement
-from manyhands.placement.tensor import Tensor
+from manyhands.placement.tensor.tensor import Tensor
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from manyhands.placement.crew import Crew
-    from manyhands.placement.standing import Standing
+    from manyhands.placement.model_parallel import ModelParallelPart
+    from manyhands.placement.process_groups import ProcessGroups
     from manyhands.replica.part import Loss
 
 
@@ -54,15 +54,15 @@ class Hybrid(Placement):
         return form(workers, stages=self.pipeline, ways=self.tensor)
 
     def place(
-        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
-    ) -> "Crew":
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "ProcessGroups", example: Any
+    ) -> "ModelParallelPart":
         if self.tensor == 1:
             return self._stages().place(model, optimizer, loss, standing, example)
         if self.pipeline == 1:
             return self._ways().place(model, optimizer, loss, standing, example)
-        from manyhands.placement.crew import require_element_wise
-        from manyhands.placement.slices.running import slice_model
-        from manyhands.placement.stages.running import Stages
+        from manyhands.placement.model_parallel import require_element_wise
+        from manyhands.placement.pipeline.stages import Stages
+        from manyhands.placement.tensor.slices import slice_model
 
         require_element_wise(optimizer, "hybrid")
         stages = self._stages()

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from manyhands.placement.mesh import Mesh, form
-from manyhands.strategies.strategy import Asked
+from manyhands.strategies.interface import Asked
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from manyhands.placement.crew import Crew
-    from manyhands.placement.standing import Standing
+    from manyhands.placement.model_parallel import ModelParallelPart
+    from manyhands.placement.process_groups import ProcessGroups
     from manyhands.replica.part import Loss
 
 
@@ -32,7 +32,7 @@ class Placement:
         """Refuse, before any process starts, what cannot run as asked."""
 
     def place(
-        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "Standing", example: Any
-    ) -> "Crew":
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "ProcessGroups", example: Any
+    ) -> "ModelParallelPart":
         """This worker's part of the model, which has worker 0's values; what others have may be given up."""
         raise NotImplementedError

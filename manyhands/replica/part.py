@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from manyhands import telemetry
 from manyhands.comm.comm import Comm
 from manyhands.replica.parameters import trained
-from manyhands.replica.piece import Piece
 from manyhands.replica.portions import pool
+from manyhands.replica.state.slice_of import TensorSlice
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -82,10 +82,10 @@ class Part:
         """The inverse of `tensors`."""
         self.model.load_state_dict(saved)
 
-    def piece(self, name: str, value: Tensor | None) -> Piece:
+    def piece(self, name: str, value: Tensor | None) -> TensorSlice:
         """Where a parameter or buffer that is here lies in the whole one."""
         assert value is not None
-        return Piece(shape=tuple(value.shape))
+        return TensorSlice(shape=tuple(value.shape))
 
     def bind(self, deliver: Callable[[int, Tensor], None]) -> None:
         """Where a part that is not `hooked` delivers gradients: by the parameter's place in the flat vector."""

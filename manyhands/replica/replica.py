@@ -20,24 +20,24 @@ from torch.optim import Optimizer
 from manyhands import telemetry
 from manyhands.comm.transports.arena import require_memory
 from manyhands.comm.transports.host import Host
-from manyhands.replica.circle import Circle
-from manyhands.replica.factors import Factors, LinearLayers, linear_weights
-from manyhands.replica.gradients import Gradients, OnReady
-from manyhands.replica.journal import Journal
-from manyhands.replica.kept import Kept
+from manyhands.replica.barrier_group import BarrierGroup
+from manyhands.replica.gradients.factors import Factors, LinearLayers, linear_weights
+from manyhands.replica.gradients.summing import Gradients, OnReady
+from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import Span
-from manyhands.replica.lent import Lent
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids
-from manyhands.replica.part import Loss, Part, Share
-from manyhands.replica.tables import Tables
-from manyhands.replica.updates import (
+from manyhands.replica.optimizer.undo_log import UndoLog
+from manyhands.replica.optimizer.updates import (
     Updates,
     hyper_parameters,
     needs_closure,
     set_hyper_parameters,
     vector_states,
 )
+from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids
+from manyhands.replica.part import Loss, Part, Share
+from manyhands.replica.server_memory import ServerMemory
+from manyhands.replica.state.kept import StrategyVectors
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 
@@ -71,45 +71,51 @@ class Replica:
         agree: Callable[[Tensor], None] | None = None,
         memory: Memory | None = None,
         span_bytes: int = SPAN_BYTES,
-        lent: Lent | None = None,
+        server_memory: ServerMemory | None = None,
         part: Part | None = None,
-        circle: Circle | None = None,
+        barrier_group: BarrierGroup | None = None,
     ) -> None:
         self.model = model
         self.part = part or Part(model, loss)
         self.optimizer = optimizer
         self.steps = 0
         self.needs_closure = needs_closure(optimizer)
-        self.kept = Kept()
+        self.kept = StrategyVectors()
         self.held: Share | None = None  # what a strategy has at hand for judging models
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
         self._memory = memory  # for what this worker has to itself; else ordinary memory
         self._borrowed: list[Tensor] = []
         self._neighbours = neighbours
-        self.lent = lent
+        self.server_memory = server_memory
         self._home = host  # whose memory the parameters are in
         # The workers that add up their gradients and divide the updates; without them each updates everything.
         self._host = host if together else None
         self._index = self._host.index if self._host else 0
         self._workers = self._host.size if self._host else 1
         # With whom every step is made: those with the same part, or all, where others have other parts.
-        self._in_parts = circle is not None
-        self._circle = circle
-        if self._host and circle is None:
-            self._circle = Circle(self._host, tuple(range(self._workers)))
+        self._in_parts = barrier_group is not None
+        self._barrier_group = barrier_group
+        if self._host and barrier_group is None:
+            self._barrier_group = BarrierGroup(self._host, tuple(range(self._workers)))
         self.lanes = lanes or self._workers
-        self._journaled = journaled and self._workers > 1 and not lent
+        self._journaled = journaled and self._workers > 1 and not server_memory
         # Whether no span is updated before the sums of all spans have come from the other hosts.
         self.gated = gated and self._host is not None
         self._names, self.parameters = self.part.trained(optimizer)
         self._device, dtype = one_type(self.parameters)
         # Gradients as factors: for workers that add them up, and where nobody else wants them as they come.
-        factored = factored and self._workers > 1 and not lent and clip_norm is None and not self.part.spread
+        factored = (
+            factored
+            and self._workers > 1
+            and not server_memory
+            and clip_norm is None
+            and not self.part.spread
+        )
         weights = linear_weights(model) if factored else set()
         self.layout = (
-            lent.layout
-            if lent
+            server_memory.layout
+            if server_memory
             else lay_out_params(
                 self._names,
                 self.parameters,
@@ -129,7 +135,7 @@ class Replica:
         self._claim_memory(dtype, exact=exact)
         self._move_in()
         self._memory_to = host.arena.used if host else 0
-        if not lent:
+        if not server_memory:
             self.updates.take_over(list(self.owned), self._given_states())
         self._flags.fill_(1)
         self._all_used = torch.ones(len(self.parameters), dtype=torch.uint8)
@@ -145,7 +151,7 @@ class Replica:
 
     def _large_weights(self, model: nn.Module) -> list[int]:
         """Weights of linear layers whose gradients servers want in one piece of memory: they are made there."""
-        if not self.lent or self._workers > 1 or self.part.spread:
+        if not self.server_memory or self._workers > 1 or self.part.spread:
             return []
         ids = linear_weights(model)
         return [
@@ -155,21 +161,21 @@ class Replica:
         ]
 
     def _claim_memory(self, dtype: torch.dtype, *, exact: bool) -> None:
-        lent = self.lent
+        server_memory = self.server_memory
         length, count = self.layout.length, len(self.parameters)
-        if self.leads and self._device.type == "cpu" and not lent:
+        if self.leads and self._device.type == "cpu" and not server_memory:
             alone = 1 if self._host or not self._home else self._home.size  # a gradient for each of those
             vectors = 1 + alone + len(vector_states(self.optimizer))
             require_memory(vectors * length * dtype.itemsize, "parameters, gradients and optimizer state")
         claim = self._neighbours.claim if self._neighbours else self._common_vector
-        self.params = lent.params if lent else claim(length, dtype)
-        total = lent.grads if lent else self._vector(length, dtype)
+        self.params = server_memory.params if server_memory else claim(length, dtype)
+        total = server_memory.grads if server_memory else self._vector(length, dtype)
         owners = [self._owner(span) for span in self.spans]
         factors = None
         if self._host and any(place.factored for place in self.layout.places):
             factors = Factors(self.layout, total, self._host)
         # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
-        self.tables = Tables(self.layout, total) if lent and self._workers == 1 else None
+        self.tables = Tables(self.layout, total) if server_memory and self._workers == 1 else None
         self._flags = self._vector(self._workers * count, torch.uint8, on_device=False).view(
             self._workers, count
         )
@@ -181,14 +187,14 @@ class Replica:
             self.optimizer,
             self.layout,
             self.params,
-            allocate=None if lent else lambda name: self._common_vector(length, dtype),
+            allocate=None if server_memory else lambda name: self._common_vector(length, dtype),
             common=self._host if self._journaled else None,
             exact=exact,
         )
-        self._journal: Journal | None = None
-        if self._host and self._circle and self.updates.numbers is not None:
+        self._journal: UndoLog | None = None
+        if self._host and self._barrier_group and self.updates.numbers is not None:
             changed = [self.params, *self.updates.vectors.values()]
-            self._journal = Journal(
+            self._journal = UndoLog(
                 self.layout,
                 changed,
                 self.updates.numbers,
@@ -196,7 +202,7 @@ class Replica:
                 owners=self._workers,
                 mine=self._index,
             )
-            self._meetings = self._circle.host.progress()
+            self._meetings = self._barrier_group.host.progress()
         self._gradients = Gradients(
             self.layout,
             total,
@@ -207,7 +213,7 @@ class Replica:
             before_gate=self._journaled or self.part.frugal or self._in_parts,
             scratch=self._journal.room if self._journal else None,
         )
-        self._gate = self._circle.host.progress() if self._circle and self._in_parts else None
+        self._gate = self._barrier_group.host.progress() if self._barrier_group and self._in_parts else None
         self._received = self._host.progress() if self._host and self.gated and self._workers > 1 else None
 
     def _given_states(self) -> dict[str, dict[str, Any]]:
@@ -248,7 +254,7 @@ class Replica:
         views = [self.params[place.start : place.stop].view(place.shape) for place in self.layout.places]
         for param, start in zip(others, edges, strict=False):
             views.append(self.constants[start : start + param.nbytes].view(param.dtype).view(param.shape))
-        skip = len(self.parameters) if self.lent and not self.lent.fills else 0
+        skip = len(self.parameters) if self.server_memory and not self.server_memory.fills else 0
         with torch.no_grad():
             for param, view in list(zip([*self.parameters, *others], views, strict=True))[skip:]:
                 if self.leads:
@@ -286,7 +292,7 @@ class Replica:
         return (span for span in self.spans if self._owner(span) == self._index)
 
     def _owner(self, span: Span) -> int:
-        return 0 if self.lent else self.lane(span) % self._workers
+        return 0 if self.server_memory else self.lane(span) % self._workers
 
     @property
     def neighbours(self) -> Neighbours:
@@ -464,11 +470,11 @@ class Replica:
         meanwhile, all call it again with all that are gone, and with a higher `attempt`.
         """
         assert self._journal, "nobody can finish an update without a journal"
-        circle = self._circle
-        assert circle
-        circle.host.forget(dead)
-        everyone = [index for index in range(circle.host.size) if index not in dead]
-        survivors = [index for index, place in enumerate(circle.own) if place not in dead]
+        barrier_group = self._barrier_group
+        assert barrier_group
+        barrier_group.host.forget(dead)
+        everyone = [index for index in range(barrier_group.host.size) if index not in dead]
+        survivors = [index for index, place in enumerate(barrier_group.own) if place not in dead]
         meetings = itertools.count(attempt * 8)
         self._meet(everyone, next(meetings))  # from here on nobody changes anything but below
         steps = self.begun
@@ -509,8 +515,8 @@ class Replica:
     def settle(self) -> None:
         """End of the step: every owner has updated its spans, the parameters are those of one step again."""
         self._apply_clipped()
-        if self._circle:
-            self._circle.host.barrier()
+        if self._barrier_group:
+            self._barrier_group.host.barrier()
 
     def _clip_factor(self, limit: float) -> Tensor:
         """As `clip_grad_norm_`: the norm of the norms of the parameters, each taken by one worker."""
@@ -651,7 +657,7 @@ class Replica:
     @property
     def is_own(self) -> bool:
         """Whether this worker alone has it, all of it."""
-        return self._home is None and self.lent is None
+        return self._home is None and self.server_memory is None
 
     def let_go(self) -> None:
         """The model's gradients go elsewhere from now on; its parameters stay here."""

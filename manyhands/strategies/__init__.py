@@ -15,12 +15,12 @@ from manyhands.strategies.elastic_averaging import ElasticAveraging
 from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
 from manyhands.strategies.hogwild import Hogwild
+from manyhands.strategies.interface import Asked, Strategy
 from manyhands.strategies.local_sgd import LocalSGD
 from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.sandblaster import Sandblaster
 from manyhands.strategies.single import Single
-from manyhands.strategies.strategy import Asked, Strategy
 from manyhands.strategies.tournament import Tournament
 from manyhands.strategies.worker_groups import WorkerGroups
 

@@ -17,9 +17,9 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from manyhands.strategies.interface import Asked, Strategy
 from manyhands.strategies.partners import partner
-from manyhands.strategies.settings import at_least_one, one_gradient_per_step
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +36,18 @@ class ADPSGD(Strategy):
 
     lockstep: ClassVar[bool] = False
     open_replica: ClassVar[bool] = True
+    late: ClassVar[bool] = (
+        True  # a gradient comes after the average: no other worker has it before the next one
+    )
 
     def __post_init__(self) -> None:
         at_least_one(every=self.every)
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
+
+    def meets(self, steps: int) -> bool:
+        return steps % self.every == 0
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         loss = replica.backward(share)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.errors import UnknownName
-from manyhands.strategies.strategy import Strategy
+from manyhands.strategies.interface import Strategy
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm

@@ -11,8 +11,8 @@ The momentum of the workers' own SGD begins anew with every block, as in CNTK: b
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.rounds import Rounds
-from manyhands.strategies.settings import within
+from manyhands.strategies.periodic import Periodic
+from manyhands.strategies.refusals import within
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -22,7 +22,7 @@ MOMENTUM = "momentum_buffer"  # as torch.optim.SGD calls it
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockMomentum(Rounds):
+class BlockMomentum(Periodic):
     """Average after every block of `period` steps, with momentum over blocks (Chen & Huo 2016; CNTK)."""
 
     lr: float = 1.0

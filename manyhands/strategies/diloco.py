@@ -10,8 +10,8 @@ The inner optimizer is the user's (AdamW in the paper) and its state stays with 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.rounds import Rounds
-from manyhands.strategies.settings import within
+from manyhands.strategies.periodic import Periodic
+from manyhands.strategies.refusals import within
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(Rounds):
+class DiLoCo(Periodic):
     """Many steps alone, then an outer Nesterov step on the mean of what all have moved (Douillard et al. 2023)."""
 
     period: int = 32

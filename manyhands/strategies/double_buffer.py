@@ -12,8 +12,8 @@ makes late gradients overshoot, and this takes most of it back. A pause waits fo
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.strategies.settings import one_gradient_per_step
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.refusals import one_gradient_per_step
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,9 +13,9 @@ shrink where much has been pushed already and so bear staleness well. A worker f
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from manyhands.servers.consistency import Rule
-from manyhands.strategies.settings import at_least_one, one_gradient_per_step
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.servers.protocol.consistency import Consistency
+from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Downpour(Strategy):
     push: int = 1
 
     lockstep: ClassVar[bool] = False
-    rule: ClassVar[Rule] = Rule(fetches=True)
+    rule: ClassVar[Consistency] = Consistency(fetches=True)
     optimizer: ClassVar[str] = "adagrad:lr=0.02"
 
     def __post_init__(self) -> None:

@@ -11,8 +11,8 @@ The paper keeps the centre on a server. Here every worker keeps it, and all add 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.rounds import Rounds
-from manyhands.strategies.settings import within
+from manyhands.strategies.periodic import Periodic
+from manyhands.strategies.refusals import within
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElasticAveraging(Rounds):
+class ElasticAveraging(Periodic):
     """Workers explore, tied to a common centre by a spring (EASGD, Zhang et al. 2015; Theano-MPI)."""
 
     period: int = 4

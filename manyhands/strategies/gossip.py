@@ -9,12 +9,13 @@ The mean of all replicas stays what it is, and after about log2 n meetings every
 one peer only, however many workers there are. The paper's workers send without waiting; here a pair meets in step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.partners import partner
-from manyhands.strategies.settings import at_least_one, one_gradient_per_step
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.partners import pairs, partner
+from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -35,6 +36,9 @@ class Gossip(Strategy):
 
     def meets(self, steps: int) -> bool:
         return (steps + 1) % self.every == 0
+
+    def who_meets(self, steps: int, hosts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        return pairs(sum(map(len, hosts)), (steps + 1) // self.every)
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         loss = replica.backward(share)

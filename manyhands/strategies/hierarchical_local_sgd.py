@@ -3,14 +3,20 @@
 Cong & Bhardwaj's hierarchical bulk-synchronous training; Lin et al. 2020 (hierarchical local SGD). Messages inside a
 host are cheap and those between hosts are not, so neighbours meet every `local_period` steps and all workers every
 `global_period` steps.
+
+Any number of workers forms groups: they differ by at most one worker, and there are never more
+groups than workers. When a worker dies, those who are left form the groups anew. A worker that is
+alone in its group trains by itself until all meet.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from manyhands.comm.grouping import grouped
 from manyhands.errors import UsageError
-from manyhands.strategies.settings import at_least_one, one_gradient_per_step
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -23,7 +29,7 @@ class HierarchicalLocalSGD(Strategy):
 
     local_period: int = 2
     global_period: int = 8
-    groups: int | None = None  # of equal size; one per host where not given
+    groups: int | None = None  # as even as possible, each inside a host; one per host where not given
 
     def __post_init__(self) -> None:
         at_least_one(local_period=self.local_period, global_period=self.global_period)
@@ -37,14 +43,21 @@ class HierarchicalLocalSGD(Strategy):
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
-        if self.groups and asked.workers % self.groups:
+        # Before the workers have met; a run that has lost some of them goes on with fewer groups.
+        if self.groups and asked.hosts is None and asked.workers < self.groups:
             raise UsageError(
-                f"{asked.workers} workers cannot form {self.groups} groups of equal size; "
-                f"use --workers {-(-asked.workers // self.groups) * self.groups}, or other groups="
+                f"{asked.workers} workers cannot form {self.groups} groups; "
+                f"use --workers {self.groups}, or fewer groups="
             )
 
     def meets(self, steps: int) -> bool:
         return (steps + 1) % self.local_period == 0
+
+    def who_meets(self, steps: int, hosts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]] | None:
+        if (steps + 1) % self.global_period == 0:
+            return None
+        everyone = sum(map(len, hosts))
+        return [group for host in hosts for group in grouped(host, everyone, self.groups)]
 
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
         loss = replica.backward(share)

@@ -14,8 +14,8 @@ round apart, and a pause completes the round that some have begun.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.strategies.settings import at_least_one, one_gradient_per_step
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
 if TYPE_CHECKING:
     from torch import Tensor

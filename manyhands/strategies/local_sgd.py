@@ -6,7 +6,7 @@ McDonald, Hall & Mann 2010; Stich 2019. With x_i the parameters of worker i, eve
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.rounds import Rounds
+from manyhands.strategies.periodic import Periodic
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGD(Rounds):
+class LocalSGD(Periodic):
     """Workers train alone and average their parameters every `period` steps (McDonald et al. 2010; Stich 2019)."""
 
     def batches_per_update(self, workers: int, hosts: int = 1) -> int:

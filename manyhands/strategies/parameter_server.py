@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.errors import UnknownName, UsageError
-from manyhands.servers.consistency import ASYNC, SYNC, Rule, stale
+from manyhands.servers.protocol.consistency import ASYNC, SYNC, Consistency, stale
 from manyhands.strategies import layers
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.interface import Asked, Strategy
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm
@@ -65,7 +65,7 @@ class ParameterServer(Strategy):
         return self.rule.gathers
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> Consistency:
         if self.consistency == "stale":
             return stale(DEFAULT_BOUND if self.bound is None else self.bound)
         return SYNC if self.consistency == "sync" else ASYNC

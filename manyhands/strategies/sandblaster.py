@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from manyhands.servers.consistency import SYNC, Rule
-from manyhands.strategies.settings import at_least_one
-from manyhands.strategies.strategy import Strategy
+from manyhands.servers.protocol.consistency import SYNC, Consistency
+from manyhands.strategies.interface import Strategy
+from manyhands.strategies.refusals import at_least_one
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm, ServedDirectly
@@ -35,7 +35,7 @@ class Sandblaster(Strategy):
     portion: int = 32  # samples
 
     synchronous: ClassVar[bool] = True
-    rule: ClassVar[Rule] = SYNC
+    rule: ClassVar[Consistency] = SYNC
     repeatable: ClassVar[bool] = (
         False  # who computes which portion, and so the order of additions, is up to the clock
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.errors import UsageError
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.interface import Asked, Strategy
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm

@@ -9,22 +9,31 @@ of x on the batch that i has at hand and has not trained on yet
 The winner's settings go on with its parameters. Every trainer keeps its own optimizer's state, so that two with one
 model do not do the same; only one whose model has become useless begins afresh. In the paper each side decides for
 itself; here both decide alike.
+
+At a pause all trainers judge all models, and the best in sum is what is evaluated, saved and left at the end. The
+population outlives the pause: each trainer keeps its own model aside and goes on with it in its next step.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.errors import UsageError
-from manyhands.strategies.partners import partner
-from manyhands.strategies.settings import at_least_one, one_gradient_per_step
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.partners import pairs, partner
+from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from manyhands.comm.comm import Comm
     from manyhands.replica.replica import Replica, Share
+
+
+OWN = "own"  # at a pause: the parameters of this trainer's own model
+STATISTICS = "statistics"  # its running statistics
+PLACE = "place"  # and whose it is: the trainer's rank, and how many there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +44,9 @@ class Tournament(Strategy):
     spread: float = 2.0  # the trainers' learning rates reach from 1/spread to spread times the optimizer's
 
     same_settings: ClassVar[bool] = False
+    late: ClassVar[bool] = (
+        True  # trainers meet before they train: nobody has judged what the step itself makes
+    )
 
     def __post_init__(self) -> None:
         at_least_one(every=self.every)
@@ -49,7 +61,11 @@ class Tournament(Strategy):
     def meets(self, steps: int) -> bool:
         return steps > 0 and steps % self.every == 0
 
+    def who_meets(self, steps: int, hosts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        return pairs(sum(map(len, hosts)), steps // self.every)
+
     def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+        self._end_pause(replica, comm)
         rate = self._rate(replica, comm)
         if share.samples:
             replica.held = share
@@ -85,7 +101,7 @@ class Tournament(Strategy):
                 replica.forget()  # what this trainer's own model has made of its optimizer's state is no use
 
     def agree(self, replica: "Replica", comm: "Comm") -> None:
-        """The best model by the judgement of all trainers becomes everyone's; they keep their rates."""
+        """The best model by the judgement of all trainers is in everyone's place until the next step."""
         if comm.size > 1:
             mine = replica.whole()
             losses = []
@@ -95,8 +111,42 @@ class Tournament(Strategy):
                 replica.become(candidate)
                 losses.append(comm.sum_of(replica.score()))
             best = losses.index(min(losses))
-            comm.copy_(mine, best)
-            replica.become(mine)
-            if not math.isfinite(losses[comm.rank]):
+            crowned = mine.clone()
+            comm.copy_(crowned, best)
+            replica.become(crowned)
+            if math.isfinite(losses[comm.rank]):
+                self._put_aside(mine, replica, comm)
+            else:
                 replica.forget()
         replica.held = None  # a run that goes on from a checkpoint has nothing at hand either
+
+    def regroup(self, replica: "Replica", comm: "Comm", *, is_new: bool) -> None:
+        """A trainer that comes in a pause has got another one's model: it goes on with the best one instead."""
+        if is_new:
+            replica.kept.pop(OWN, None)
+        if OWN in replica.kept:
+            replica.kept[PLACE] = self._place(replica, comm)
+
+    def _put_aside(self, mine: "Tensor", replica: "Replica", comm: "Comm") -> None:
+        own, statistics = mine.tensor_split([len(replica.params)])
+        replica.kept[OWN] = own.clone()
+        # A checkpoint holds what is as long as the parameters in parts, and other vectors whole: of a spread
+        # replica the statistics of the best model stay.
+        if len(statistics) and not replica.part.spread:
+            replica.kept[STATISTICS] = statistics.clone()
+        replica.kept[PLACE] = self._place(replica, comm)
+
+    def _end_pause(self, replica: "Replica", comm: "Comm") -> None:
+        """Go on with this trainer's own model. From a checkpoint of another number of trainers it has worker 0's, and
+        goes on with the best one instead."""
+        own, statistics, place = (replica.kept.pop(name, None) for name in (OWN, STATISTICS, PLACE))
+        if own is None or place is None or not place.equal(self._place(replica, comm)):
+            return
+        whole = replica.whole()
+        whole[: len(own)] = own
+        if statistics is not None and not replica.part.spread:
+            whole[len(own) :] = statistics
+        replica.become(whole)
+
+    def _place(self, replica: "Replica", comm: "Comm") -> "Tensor":
+        return replica.params.new_tensor([comm.rank, comm.size]).double()

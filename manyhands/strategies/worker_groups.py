@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from manyhands.errors import UnknownName, UsageError
-from manyhands.servers.consistency import SYNC, Rule
+from manyhands.servers.protocol.consistency import SYNC, Consistency
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.hogwild import Hogwild
+from manyhands.strategies.interface import Asked, Strategy
 from manyhands.strategies.parameter_server import DEFAULT_BOUND, ParameterServer
-from manyhands.strategies.settings import at_least_one
-from manyhands.strategies.strategy import Asked, Strategy
+from manyhands.strategies.refusals import at_least_one
 
 if TYPE_CHECKING:
     from manyhands.comm.comm import Comm, ServedDirectly
@@ -65,13 +65,13 @@ class WorkerGroups(Strategy):
             )
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> Consistency | None:
         if self.owners == "workers":
             return None
         if self.groups == 1:
             return SYNC
         bound = DEFAULT_BOUND if self.bound is None and self.between == "stale" else self.bound
-        return Rule(
+        return Consistency(
             gathers=True,
             teams=self.groups // self.server_groups,
             bound=bound,

@@ -32,7 +32,7 @@ _Pending = tuple[str, float, dict[str, float] | None, dict[str, Any]]  # kind, t
 
 _counters: defaultdict[str, float] = defaultdict(int)
 _pending: list[_Pending] = []
-_writer: "_Writer | None" = None
+_writer: "_RecordWriter | None" = None
 _opening = threading.Lock()  # workers may be threads of one process: only one of their files may be open
 
 
@@ -90,7 +90,7 @@ def open(path: Path, *, rank: int) -> None:
     global _writer
     with _opening:
         _close()
-        writer = _Writer(path, rank)
+        writer = _RecordWriter(path, rank)
         _counters.clear()
         _pending.clear()
         _writer = writer
@@ -109,7 +109,7 @@ def _close() -> None:
         writer.close()
 
 
-class _Writer:
+class _RecordWriter:
     """The file and the thread that appends to it."""
 
     def __init__(self, path: Path, rank: int) -> None:

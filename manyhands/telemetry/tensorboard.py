@@ -33,7 +33,7 @@ def export(run: Path) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / f"events.out.tfevents.{int(first['t'])}.manyhands"
     unfinished = folder / "export.unfinished"
-    with Writer(unfinished) as writer:
+    with EventWriter(unfinished) as writer:
         scalars = Scalars(writer)
         scalars.add(first)
         for record in records:
@@ -50,7 +50,7 @@ class Scalars:
     over samples, everything else the mean over workers. A step is written when every worker has reported it.
     """
 
-    def __init__(self, writer: "Writer") -> None:
+    def __init__(self, writer: "EventWriter") -> None:
         self._writer = writer
         self._workers = 1
         self._last_t: dict[int, float] = {}
@@ -128,7 +128,7 @@ def _tag_of(name: str) -> str:
     return f"bytes/{name.removeprefix('bytes_')}" if name.startswith("bytes_") else name
 
 
-class Writer:
+class EventWriter:
     """Appends scalars to one event file; TensorBoard finds files with `tfevents` in their name."""
 
     def __init__(self, path: Path) -> None:

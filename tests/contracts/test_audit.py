@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
 from manyhands.data import ledger
-from manyhands.sessions import Session
+from manyhands.engine.session import Session
+from manyhands.strategies.partners import pairs
 from tests.contracts.test_resuming import EVERY_KIND, LENGTH
 from tests.contracts.test_sessions import Numbered, make_session
 from tests.crew import in_threads
@@ -59,7 +60,7 @@ def accumulated(session: Session, data: Numbered) -> None:
     waiting: list[Batch] = []
     for batch in session.batches(data, batch_size=4):
         waiting.append(batch)
-        if len(waiting) == 2 or session.feed.is_last:
+        if len(waiting) == 2 or session.engine.feed.is_last:
             session.step(*reversed(waiting))
             waiting.clear()
 
@@ -68,7 +69,7 @@ def glued_together(session: Session, data: Numbered) -> None:
     waiting: list[Batch] = []
     for batch in session.batches(data, batch_size=4):
         waiting.append(batch)
-        if len(waiting) == 3 or session.feed.is_last:
+        if len(waiting) == 3 or session.engine.feed.is_last:
             session.step(tuple(torch.cat(parts) for parts in zip(*waiting, strict=True)))
             waiting.clear()
 
@@ -120,10 +121,10 @@ def test_samples_that_a_script_skips_or_repeats_are_noticed(
 
 def test_a_ledger_that_deals_the_same_samples_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check does not ask the ledger."""
-    share, commit = ledger.Dealing.share, ledger.Ledger.commit
+    share, commit = ledger.Assignment.share, ledger.Ledger.commit
     here = threading.local()  # workers are threads, and commit at the same time
 
-    def wrong(self: ledger.Dealing, number: int, worker: int) -> Tensor:
+    def wrong(self: ledger.Assignment, number: int, worker: int) -> Tensor:
         is_wrong = (number, worker) == (1, 1) and not getattr(here, "commits", False)
         return share(self, number, 0 if is_wrong else worker)
 
@@ -132,7 +133,7 @@ def test_a_ledger_that_deals_the_same_samples_twice_is_caught(monkeypatch: pytes
         commit(self, drawn)
         here.commits = False
 
-    monkeypatch.setattr(ledger.Dealing, "share", wrong)
+    monkeypatch.setattr(ledger.Assignment, "share", wrong)
     monkeypatch.setattr(ledger.Ledger, "commit", unaware)
     report = checked(functools.partial(one_epoch), workers=1)
     assert report["once"] == LENGTH, "one worker is not concerned"
@@ -170,3 +171,55 @@ def test_without_a_data_set_there_is_nothing_to_count() -> None:
         return session.summary()["committed"]
 
     assert in_threads(2, own) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "lone"),
+    [
+        ("gossip", 3, lambda step: pairs(3, step)[-1]),
+        ("gossip", 2, lambda step: []),
+        ("hierarchical-local-sgd:local_period=1,global_period=9,groups=2", 3, lambda step: [0]),
+        ("hierarchical-local-sgd:local_period=1,global_period=9,groups=2", 4, lambda step: []),
+        ("hierarchical-local-sgd:local_period=1,global_period=1,groups=2", 3, lambda step: []),
+    ],
+)
+def test_samples_are_safe_when_another_worker_has_their_effect(
+    strategy: str, workers: int, lone: Callable[[int], list[int]]
+) -> None:
+    """A worker that has sat out is the only one that has learned from its samples."""
+    steps = 5
+
+    def work(world: World) -> list[list[int]]:
+        session = make_session(world, strategy)
+        seen = []
+        for batch in session.batches(Numbered(LENGTH), batch_size=4):
+            session.step(batch)
+            assert session.engine.feed.ledger
+            seen.append([session.engine.feed.ledger.settled(worker) for worker in range(workers)])
+            if session.steps == steps:
+                break
+        session.close()
+        return seen
+
+    safe = [0] * workers
+    want = []
+    for step in range(1, steps + 1):
+        safe = [safe[worker] if worker in lone(step) else step for worker in range(workers)]
+        want.append(safe)
+    assert in_threads(workers, work) == [want] * workers
+
+
+def test_what_a_trainer_learns_after_a_meeting_is_not_judged_yet() -> None:
+    def work(world: World) -> list[int]:
+        session = make_session(world, "tournament:every=2")
+        seen = []
+        for batch in session.batches(Numbered(LENGTH), batch_size=4):
+            session.step(batch)
+            assert session.engine.feed.ledger
+            seen.append(session.engine.feed.ledger.settled(world.rank))
+            if session.steps == 5:
+                break
+        session.close()
+        return seen
+
+    assert in_threads(2, work) == [[0, 0, 2, 2, 4]] * 2

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from manyhands import strategies
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
-from manyhands.sessions import Session
 from manyhands.strategies import STRATEGIES, Asked, Strategy
 from tests.contracts.test_strategies import flat, loss, make_net, make_steps
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 STEPS = 13
 LR = 0.1
@@ -52,7 +52,7 @@ def trained(workers: int, strategy: str) -> list[list[Tensor]]:
     def work(world: World) -> list[Tensor]:
         net = make_net()
         optimizer = torch.optim.SGD(net.parameters(), lr=LR)
-        session = Session(net, optimizer, loss, world=world, strategy=strategy)
+        session = session_of(net, optimizer, loss, world=world, strategy=strategy)
         seen = []
         for step in batches(workers):
             session.step(step[world.rank])
@@ -94,6 +94,22 @@ def test_hierarchical_local_sgd() -> None:
     for number, step in enumerate(ours, start=1):
         assert torch.equal(step[0], step[1]) == (number % 2 == 0)
         assert torch.equal(step[1], step[2]) == (number % 6 == 0)
+
+
+@pytest.mark.parametrize("workers", range(1, 8))
+def test_any_number_of_workers_forms_two_groups(workers: int) -> None:
+    """So a run goes on with its groups, whoever dies: the halves differ by at most one worker."""
+    first = workers // 2
+
+    def meet(step: int, xs: list[Tensor]) -> list[Tensor]:
+        if step % 4 == 0:
+            return [mean(xs)] * workers
+        if step % 2:
+            return xs
+        return [mean(half) for half in (xs[:first], xs[first:]) for _ in half]
+
+    ours = trained(workers, "hierarchical-local-sgd:local_period=2,global_period=4,groups=2")
+    assert_same(ours, simulated(workers, meet))
 
 
 def test_one_group_per_host_where_no_groups_are_given() -> None:
@@ -182,7 +198,7 @@ def test_a_pause_of_double_buffer_applies_what_is_under_way() -> None:
     def work(world: World, strategy: str) -> list[Tensor]:
         net = make_net(optional=True)
         optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9)
-        session = Session(net, optimizer, loss, world=world, strategy=strategy, clip_norm=0.05)
+        session = session_of(net, optimizer, loss, world=world, strategy=strategy, clip_norm=0.05)
         for step in batches(2):
             session.step(step[world.rank])
             session.evaluate(list(zip(*step[0], strict=True)))
@@ -217,8 +233,8 @@ def test_averaging_in_every_step_is_synchronous_training(strategy: str) -> None:
         ("elastic-averaging:alpha=-1", Asked(workers=2), "alpha=-1: it must be from 0 to 1"),
         (
             "hierarchical-local-sgd:groups=4",
-            Asked(workers=6),
-            "6 workers cannot form 4 groups of equal size; use --workers 8",
+            Asked(workers=3),
+            "3 workers cannot form 4 groups; use --workers 4, or fewer groups=",
         ),
         (
             "hierarchical-local-sgd:local_period=3,global_period=8",
@@ -257,7 +273,7 @@ def test_without_lockstep_nobody_waits_at_a_step(monkeypatch: pytest.MonkeyPatch
     def work(world: World) -> tuple[Tensor, int, int]:
         net = make_net()
         optimizer = torch.optim.SGD(net.parameters(), lr=LR)
-        session = Session(net, optimizer, loss, world=world, strategy="free")
+        session = session_of(net, optimizer, loss, world=world, strategy="free")
         if world.rank:
             assert first_is_done.wait(20)
         mine = [step[world.rank] for step in batches(3)[: 2 + world.rank]]

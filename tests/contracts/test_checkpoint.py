@@ -337,6 +337,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.processes
 def test_a_process_killed_at_random_moments(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     moments = random.Random(20)
@@ -501,6 +502,7 @@ def test_a_damaged_checkpoint_of_a_higher_step_never_displaces_the_one_just_save
         load(tmp_path)
 
 
+@pytest.mark.processes
 def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as dead:
         pass

@@ -94,6 +94,7 @@ def over_the_wire(transport: Transport, length: int) -> dict[str, list[int]]:
     return outcome
 
 
+@pytest.mark.processes
 def test_over_real_processes_with_bytes_counted() -> None:
     length = 4_200_000  # many stripes for the ring and for the tree
     size_bytes = 4 * length

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyhands.cluster.world import World
-from manyhands.comm.background import Background
+from manyhands.cluster.worker.world import World
+from manyhands.comm.background_sum import Background
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.comm.comm import Comm
-from manyhands.comm.shared import DIRECT_BYTES, SHARE_BYTES, SharedComm, chunk_bytes
-from manyhands.errors import PeerLost, UsageError
+from manyhands.comm.grouping import grouped
+from manyhands.comm.shared import DIRECT_BYTES, SHARE_BYTES, chunk_bytes
+from manyhands.errors import PeerLost
+from manyhands.placement.tensor.crossing import Gather, edges
 from tests.crew import in_threads
 
 COMMS: dict[str, Callable[[World], Comm]] = {
@@ -83,6 +85,32 @@ def test_replicas_end_bit_identical(kind: str, workers: int) -> None:
         torch.randn(CHUNK + 13, generator=torch.Generator().manual_seed(rank)) for rank in range(workers)
     ]
     assert torch.allclose(first, sum(parts) / workers, atol=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_slices_of_any_length_come_together_to_the_bit(workers: int, dtype: torch.dtype) -> None:
+    whole = torch.arange(1, 16, dtype=dtype).view(3, 5) / 7
+    limits = edges(5, workers)
+
+    def work(world: World) -> Tensor:
+        own = whole[:, limits[world.rank] : limits[world.rank + 1]].contiguous()
+        gathered: Tensor = Gather.apply(own, 1, limits, world.comm)  # type: ignore[no-untyped-call]
+        return gathered
+
+    assert all(torch.equal(result, whole) for result in in_threads(workers, work))
+
+
+@pytest.mark.parametrize("part", [slice(0, 3), slice(1, 3), slice(1, 4), slice(2, 4)])
+def test_a_copy_begins_and_ends_anywhere(part: slice) -> None:
+    values = torch.tensor([1.0, -0.0, float("nan"), 1e-7, 3.0], dtype=torch.float16)
+
+    def work(world: World) -> bytes:
+        vector = values.clone() if world.rank == 0 else torch.ones_like(values)
+        world.comm.copy_(vector[part])
+        return vector[part].view(torch.uint8).numpy().tobytes()
+
+    assert set(in_threads(2, work)) == {values[part].view(torch.uint8).numpy().tobytes()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.uint8, torch.bool])
@@ -174,9 +202,41 @@ def test_groups_sum_among_themselves(groups: int, want: list[int]) -> None:
     assert in_threads(6, work) == [[float(value)] * 3 for value in want]
 
 
-def test_groups_that_do_not_fit_the_host_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 groups of 2 workers do not fit a host with 3 workers"):
-        in_threads(3, lambda world: SharedComm(world.host, world.rank, 4).near(2))
+@pytest.mark.parametrize(
+    ("workers", "groups", "want"),
+    [
+        (1, 2, [0]),
+        (2, 4, [0, 1]),
+        (3, 2, [0, 3, 3]),
+        (5, 2, [1, 1, 9, 9, 9]),
+        (7, 3, [1, 1, 5, 5, 15, 15, 15]),
+    ],
+)
+def test_groups_of_different_sizes_and_a_worker_alone_in_its_group(
+    workers: int, groups: int, want: list[int]
+) -> None:
+    """All workers claim the same memory, or what comes after would be added up from the wrong places."""
+
+    def work(world: World) -> list[float]:
+        near = world.comm.near(groups)
+        results = []
+        for length in (1, DIRECT + 1, 2 * CHUNK + 3):
+            vector = torch.full((length,), float(world.rank))
+            near.sum_(vector)
+            assert torch.equal(vector, vector[:1].expand(length))
+            results.append(float(vector[0]))
+            everyone = world.comm.vector(5, torch.float32).fill_(1.0)  # claimed after what the groups claim
+            world.comm.sum_(everyone)
+            assert everyone.tolist() == [float(workers)] * 5
+        return results
+
+    assert in_threads(workers, work) == [[float(value)] * 3 for value in want]
+
+
+def test_a_host_forms_its_part_of_the_groups() -> None:
+    assert [len(group) for group in grouped(range(3), 4, 2)] == [3], "of 2 groups, 1 is on a host with 3 of 4"
+    assert [len(group) for group in grouped(range(4), 8, 4)] == [2, 2]
+    assert grouped([7], 8, 4) == [[7]], "a host has at least one"
 
 
 @pytest.mark.parametrize("kind", COMMS)

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyhands import fairness, strategies
-from manyhands.cluster.world import World
+from manyhands import strategies
+from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
-from manyhands.plan import Cluster, Plan, Train
-from manyhands.servers import client
-from manyhands.sessions import Session
+from manyhands.job import learning_rate
+from manyhands.job.plan import Cluster, Plan, Train
+from manyhands.servers.protocol.ownership import SpanGroup
+from manyhands.servers.worker import client
 from tests.contracts.test_sessions import Numbered
 from tests.contracts.test_strategies import (
     OPTIMIZERS,
@@ -28,12 +29,13 @@ from tests.contracts.test_strategies import (
     two_groups,
 )
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 
 def trained(world: World, strategy: str, steps: Steps, optimizer: str = "momentum") -> list[Tensor]:
     net = make_net(optional=True)
     made = two_groups(OPTIMIZERS[optimizer], net)
-    with Session(net, made, loss, world=world, strategy=strategy) as session:
+    with session_of(net, made, loss, world=world, strategy=strategy) as session:
         for step in steps:
             session.step(*step[world.rank])
     return [param.detach().clone() for param in net.parameters()]
@@ -84,7 +86,7 @@ def test_workers_learn_from_stale_gradients_and_end_alike(settings: str) -> None
 
     def work(world: World) -> tuple[float, float, int, list[Tensor]]:
         net = make_net()
-        session = Session(
+        session = session_of(
             net,
             torch.optim.Adagrad(net.parameters(), lr=0.02),
             loss,
@@ -115,7 +117,7 @@ def test_traffic_falls_as_the_periods_grow(fetch: int, push: int, monkeypatch: p
     counts: Counter[str] = Counter()
     send, pull = client.Servers._send, client.Servers.pull
 
-    def sending(self: client.Servers, group: client.Group, arrived: Sequence[int]) -> None:
+    def sending(self: client.Servers, group: SpanGroup, arrived: Sequence[int]) -> None:
         counts["pushes"] += self.worker == 0
         send(self, group, arrived)
 
@@ -135,12 +137,14 @@ def test_traffic_falls_as_the_periods_grow(fetch: int, push: int, monkeypatch: p
 
 def _groups(world: World, strategy: str, steps: Steps) -> int:
     net = make_net()
-    session = Session(net, torch.optim.SGD(net.parameters(), lr=0.01), loss, world=world, strategy=strategy)
+    session = session_of(
+        net, torch.optim.SGD(net.parameters(), lr=0.01), loss, world=world, strategy=strategy
+    )
     for step in steps:
         session.step(*step[world.rank])
     session.close()
-    assert session.servers is not None
-    return len(session.servers.groups)
+    assert session.engine.generation.servers is not None
+    return len(session.engine.generation.servers.groups)
 
 
 def test_what_cannot_run_is_refused_before_anything_starts() -> None:
@@ -160,4 +164,6 @@ def test_it_trains_with_adagrad_where_nobody_names_an_optimizer() -> None:
     plan, why = Plan(strategy="downpour", cluster=Cluster(workers=4, servers=1)).on_fair_terms()
     assert plan.train.optimizer == "adagrad:lr=0.005"
     assert "0.005 = 0.02 ÷ 4: gradients are about 3 updates late" in why
-    assert fairness.terms("transformer", strategies.parse("downpour"), 4).optimizer.startswith("adagrad:")
+    assert learning_rate.terms("transformer", strategies.parse("downpour"), 4).optimizer.startswith(
+        "adagrad:"
+    )

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from manyhands.cluster.world import World
-from manyhands.sessions import Session
+from manyhands.cluster.worker.world import World
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 STEPS, SAMPLES, FEATURES, WIDTH = 4, 48, 600, 1100
 
@@ -102,7 +102,7 @@ def _train(
     def work(world: World) -> list[Tensor]:
         model = copy.deepcopy(net)
         settings = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
-        session = Session(
+        session = session_of(
             model,
             optimizer(model.parameters(), lr=0.01, **settings),
             _loss,
@@ -112,7 +112,7 @@ def _train(
         )
         for step in range(STEPS):
             session.step(*((inputs[step, part], targets[step, part]) for part in cut(world.rank, world.size)))
-        assert session.replica.takes_factors == (workers > 1 and clip_norm is None and not servers)
+        assert session.engine.replica.takes_factors == (workers > 1 and clip_norm is None and not servers)
         result = [param.detach().clone() for param in model.parameters()]
         session.close()
         return result
@@ -196,16 +196,16 @@ def test_what_servers_get_is_accumulated(net: Net) -> None:
 def test_gradients_for_servers_are_made_where_servers_read_them(net: Net) -> None:
     def work(world: World) -> bool:
         model = copy.deepcopy(net)
-        session = Session(
+        session = session_of(
             model,
             torch.optim.SGD(model.parameters(), lr=0.01),
             _loss,
             world=world,
             strategy="parameter-server",
         )
-        replica, weight = session.replica, model.first.weight
-        assert replica.lent is not None
-        memory = replica.lent.grads
+        replica, weight = session.engine.replica, model.first.weight
+        assert replica.server_memory is not None
+        memory = replica.server_memory.grads
         found: list[bool] = []
 
         def look(param: Tensor) -> None:

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from manyhands import strategies
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
 from manyhands.comm.transports.locks import Locks
+from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from manyhands.sessions import Session
 from manyhands.strategies import Asked
 from manyhands.strategies.partners import partner
 from tests.contracts.test_averaging import assert_same, simulated, trained
 from tests.contracts.test_sessions import Numbered, numbers
 from tests.contracts.test_strategies import assert_same_bits, flat, loss, make_net, make_steps
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 FREE = ["hogwild", "ad-psgd"]
 PATIENCE_S = 20
@@ -36,12 +37,14 @@ def still(model: nn.Module, batch: Tensor) -> Tensor:
     return torch.stack([param.sum() for param in model.parameters()]).sum() * batch.mean()
 
 
-def session_of(
+def free_session(
     world: World, strategy: str, *, lr: float = 0.1, net: nn.Module | None = None, **more: Any
 ) -> Session:
     net = net or make_net()
     how = more.pop("loss", loss)
-    return Session(net, torch.optim.SGD(net.parameters(), lr=lr), how, world=world, strategy=strategy, **more)
+    return session_of(
+        net, torch.optim.SGD(net.parameters(), lr=lr), how, world=world, strategy=strategy, **more
+    )
 
 
 # Without waiting
@@ -62,7 +65,7 @@ def test_a_worker_that_is_stuck_holds_up_nobody(strategy: str) -> None:
                     assert others_are_done.acquire(timeout=PATIENCE_S)
             return loss(model, batch)
 
-        session = session_of(world, strategy, loss=slow)
+        session = free_session(world, strategy, loss=slow)
         steps = 3 if world.rank == 0 else 30
         met = False
         for _ in range(steps):
@@ -91,7 +94,7 @@ def test_hogwild_workers_update_the_same_parameters() -> None:
     turn[0].set()
 
     def work(world: World) -> Tensor:
-        session = session_of(world, "hogwild", lr=1.0, net=nn.Linear(3, 2), loss=still)
+        session = free_session(world, "hogwild", lr=1.0, net=nn.Linear(3, 2), loss=still)
         before = flat(session)
         world.host.barrier()
         assert turn[world.rank].wait(PATIENCE_S)
@@ -108,7 +111,7 @@ def test_hogwild_workers_update_the_same_parameters() -> None:
 
 def test_each_worker_of_hogwild_clips_its_own_gradient() -> None:
     def work(world: World) -> float:
-        session = session_of(world, "hogwild", lr=1.0, net=nn.Linear(3, 2), loss=still, clip_norm=0.5)
+        session = free_session(world, "hogwild", lr=1.0, net=nn.Linear(3, 2), loss=still, clip_norm=0.5)
         before = flat(session)
         world.host.barrier()
         if world.rank == 1:
@@ -123,7 +126,7 @@ def test_each_worker_of_hogwild_clips_its_own_gradient() -> None:
 @pytest.mark.parametrize("strategy", [*FREE, "gossip", "tournament:every=2"])
 def test_different_numbers_of_batches(strategy: str, workers: int) -> None:
     def work(world: World) -> tuple[int, list[Tensor]]:
-        session = session_of(world, strategy)
+        session = free_session(world, strategy)
         mine = [batch for step in make_steps(workers) for batch in step[world.rank]]
         for _ in range(2):
             for batch in session.batches(mine[: 5 * world.rank]):
@@ -142,7 +145,7 @@ def test_every_sample_of_an_epoch_is_used_once_without_waiting_too(strategy: str
     """Also where the loop is left early and begun again."""
 
     def work(world: World) -> tuple[list[list[int]], int]:
-        session = session_of(world, strategy, lr=0.01)
+        session = free_session(world, strategy, lr=0.01)
         data, epochs = Numbered(length), []
         for leave in (True, False):
             seen: list[int] = []
@@ -164,6 +167,7 @@ def test_every_sample_of_an_epoch_is_used_once_without_waiting_too(strategy: str
         assert sorted(number for seen, _ in results for number in seen[epoch]) == list(range(length))
 
 
+@pytest.mark.processes
 def test_a_checkpoint_of_hogwild_goes_on_where_it_was(tmp_path: Path) -> None:
     """Not to the bit, as nothing here is; but parameters, momentum and counts are those that were saved."""
     batch = make_steps(1)[0][0][0]
@@ -172,19 +176,19 @@ def test_a_checkpoint_of_hogwild_goes_on_where_it_was(tmp_path: Path) -> None:
         def start() -> Session:
             net = make_net()
             optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-            return Session(net, optimizer, loss, world=world, strategy="hogwild")
+            return session_of(net, optimizer, loss, world=world, strategy="hogwild")
 
         session = start()
         for _ in range(4):
             session.step(batch)
         session.save(tmp_path)
-        saved = flat(session), session.replica.updates.vectors["momentum_buffer"].clone()
+        saved = flat(session), session.engine.replica.updates.vectors["momentum_buffer"].clone()
         world.host.barrier()
         session.step(batch)
         session.close()
         session = start()
         session.resume(tmp_path)
-        now = flat(session), session.replica.updates.vectors["momentum_buffer"].clone()
+        now = flat(session), session.engine.replica.updates.vectors["momentum_buffer"].clone()
         world.host.barrier()
         session.step(batch)
         session.close()
@@ -229,7 +233,7 @@ def test_pairs_keep_the_mean_and_spread_the_news(strategy: str, workers: int) ->
 
     def work(world: World) -> tuple[float, Tensor]:
         net = nn.Linear(1, length, bias=False)
-        session = session_of(world, strategy, lr=0.0, net=net, loss=still)
+        session = free_session(world, strategy, lr=0.0, net=net, loss=still)
         with torch.no_grad():
             net.weight.copy_(starts[world.rank].view(net.weight.shape))
         world.host.barrier()
@@ -247,6 +251,7 @@ def test_pairs_keep_the_mean_and_spread_the_news(strategy: str, workers: int) ->
         assert (mean - want).norm() / want.norm() < 1e-6
 
 
+@pytest.mark.processes
 def test_locks_keep_workers_apart_and_go_with_their_process(tmp_path: Path) -> None:
     path = tmp_path / "memory"
     path.write_bytes(bytes(16))
@@ -312,7 +317,7 @@ def in_a_tournament(
     batches = [batch for step in make_steps(workers) for (batch,) in step]
 
     def work(world: World) -> Any:
-        session = session_of(world, strategy, net=net(), lr=lr(world.rank))
+        session = free_session(world, strategy, net=net(), lr=lr(world.rank))
         prepare(session, world.rank)
         for number in range(steps):
             session.step(batches[number * workers + world.rank])
@@ -325,7 +330,7 @@ def in_a_tournament(
 
 def test_a_trainer_with_an_absurd_rate_is_beaten_and_takes_over_the_winners_settings() -> None:
     def look(session: Session) -> tuple[float, float]:
-        return float(session.replica.keep("rate")), session.optimizer.param_groups[0]["lr"]
+        return float(session.engine.replica.keep("rate")), session.optimizer.param_groups[0]["lr"]
 
     def lr(rank: int) -> float:
         return 1000.0 if rank == 1 else 0.1
@@ -343,7 +348,7 @@ def test_rates_are_spread_evenly_and_scale_every_update() -> None:
     batch = make_steps(1)[0][0][0]
 
     def work(world: World, strategy: str) -> float:
-        session = session_of(world, strategy)
+        session = free_session(world, strategy)
         session.step(batch)
         lengths = moved(session)
         assert session.optimizer.param_groups[0]["lr"] == 0.1
@@ -372,13 +377,13 @@ def test_the_winner_takes_its_running_statistics_along_and_a_ruined_loser_begins
     def work(world: World) -> tuple[list[Tensor], int]:
         net = Normed()
         optimizer = torch.optim.SGD(net.parameters(), lr=1000.0 if world.rank else 0.1, momentum=0.9)
-        session = Session(net, optimizer, loss, world=world, strategy="tournament:every=1,spread=1")
+        session = session_of(net, optimizer, loss, world=world, strategy="tournament:every=1,spread=1")
         session.step(make_steps(2)[0][world.rank][0])
         if world.rank and is_ruined:
-            session.replica.params.fill_(math.inf)
+            session.engine.replica.params.fill_(math.inf)
         session.step()  # they meet, and nobody has anything to add
         seen = [net.norm.running_mean.clone(), net.norm.running_var.clone(), flat(session)]  # type: ignore[union-attr]
-        states = len(session.replica.updates.export())
+        states = len(session.engine.replica.updates.export())
         session.close()
         return seen, states
 
@@ -398,7 +403,7 @@ def test_a_meeting_is_two_messages_to_the_partner_and_no_other(workers: int) -> 
         post = transport.send
 
         def send(peer: int, vector: Tensor) -> Any:
-            sent.append((session.replica.steps, peer, vector.nbytes))
+            sent.append((session.engine.replica.steps, peer, vector.nbytes))
             return post(peer, vector)
 
         transport.send = send  # type: ignore[method-assign]
@@ -428,12 +433,12 @@ def test_a_pause_crowns_the_best_by_everyones_judgement() -> None:
 
     def work(world: World) -> list[Tensor]:
         net = make_net()
-        session = session_of(world, "tournament", net=net, lr=0.0)
+        session = free_session(world, "tournament", net=net, lr=0.0)
         if world.rank == 2:
             net.load_state_dict(best.state_dict())
         session.step(*batches[world.rank])
         session.evaluate([(torch.zeros(1, 4, 4, dtype=torch.float64), torch.tensor(0))])
-        rate = float(session.replica.keep("rate"))
+        rate = float(session.engine.replica.keep("rate"))
         assert rate == pytest.approx(2.0 ** (world.rank - 1)), "trainers keep their rates"
         crowned = flat(session)
         session.close()
@@ -443,13 +448,14 @@ def test_a_pause_crowns_the_best_by_everyones_judgement() -> None:
     assert_same_bits([[flat_of(best)], *results])
 
 
+@pytest.mark.processes
 def test_trainers_get_their_own_settings_back_from_a_checkpoint(tmp_path: Path) -> None:
     def work(world: World) -> float:
-        session = session_of(world, "tournament", lr=0.1 * (1 + world.rank))
+        session = free_session(world, "tournament", lr=0.1 * (1 + world.rank))
         session.step(*make_steps(3)[0][world.rank])
         session.save(tmp_path)
         session.close()
-        session = session_of(world, "tournament", lr=7.0)
+        session = free_session(world, "tournament", lr=7.0)
         session.resume(tmp_path)
         session.close()
         return float(session.optimizer.param_groups[0]["lr"])
@@ -469,3 +475,62 @@ def test_trainers_get_their_own_settings_back_from_a_checkpoint(tmp_path: Path) 
 def test_what_cannot_run_is_refused(text: str, asked: Asked, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         strategies.parse(text).check(asked)
+
+
+def population(
+    world: World, directory: Path | None, *, evaluates: bool = False, steps: range = range(6)
+) -> list[Tensor]:
+    """One trainer's model, its running statistics included, after each of these steps; where there is a directory, the
+    session resumes from it and saves to it."""
+    net = nn.Sequential(nn.BatchNorm2d(1).double(), make_net())
+    session = free_session(world, "tournament:every=4", net=net)
+    if directory:
+        session.resume(directory)
+    seen = []
+    for number in steps:
+        (batch,) = (make_steps(world.size) * 2)[number][world.rank]
+        session.step(batch)
+        seen.append(session.engine.replica.whole())
+        if evaluates:
+            session.evaluate(list(zip(*batch, strict=True)))
+    if directory:
+        session.save(directory)
+    session.close()
+    return seen
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_population_of_a_tournament_goes_on_after_every_evaluation(workers: int) -> None:
+    plain = in_threads(workers, functools.partial(population, directory=None))
+    assert not torch.equal(plain[0][2], plain[1][2])
+    judged = in_threads(workers, functools.partial(population, directory=None, evaluates=True))
+    for ours, want in zip(judged, plain, strict=True):
+        assert_same_bits([ours, want])
+
+
+@pytest.mark.processes
+def test_a_checkpoint_of_a_tournament_holds_the_population_and_its_best_model(tmp_path: Path) -> None:
+    want = in_threads(3, functools.partial(population, directory=None))
+    in_threads(3, functools.partial(population, directory=tmp_path, steps=range(3)))
+    resumed = in_threads(3, functools.partial(population, directory=tmp_path, steps=range(3, 6)))
+    for ours, whole in zip(resumed, want, strict=True):
+        assert_same_bits([ours, whole[3:]])
+
+
+@pytest.mark.processes
+def test_another_number_of_trainers_begins_with_the_best_model(tmp_path: Path) -> None:
+    in_threads(3, functools.partial(population, directory=tmp_path, steps=range(3)))
+
+    def work(world: World) -> tuple[Tensor, Tensor]:
+        net = nn.Sequential(nn.BatchNorm2d(1).double(), make_net())
+        session = free_session(world, "tournament:every=4", net=net)
+        session.resume(tmp_path)
+        best = flat(session)
+        session.optimizer.param_groups[0]["lr"] = 0.0
+        session.step(*make_steps(2)[0][world.rank])
+        seen = flat(session)
+        session.close()
+        return best, seen
+
+    (best, one), (_, other) = in_threads(2, work)
+    assert_same_bits([[best], [one], [other]])

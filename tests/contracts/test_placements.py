@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from manyhands import job, models, placement, strategies
-from manyhands.cluster.world import World
+from manyhands import models, placement, strategies
+from manyhands.cluster.worker.world import World
+from manyhands.engine.evaluate import accuracy
+from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from manyhands.evaluating import accuracy
+from manyhands.job import declared
 from manyhands.placement import PLACEMENTS
-from manyhands.placement.stages.schedule import SCHEDULES
-from manyhands.sessions import Session
+from manyhands.placement.pipeline.timetable import SCHEDULES
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 Batch = tuple[Tensor, Tensor]
 
@@ -119,11 +121,17 @@ def make_session(world: World, text: str, **more: Any) -> Session:
     with torch.no_grad():
         for param in net.parameters():
             param.add_(world.rank)  # worker 0's become everyone's
-    return Session(net, make(net), loss, world=world, placement=text, example=batches()[0], **more)
+    optimizer, decay = make(net), more.pop("decay", None)
+    if decay:
+        more["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
+    return session_of(net, optimizer, loss, world=world, placement=text, example=batches()[0], **more)
 
 
 def train(session: Session, steps: Sequence[Batch]) -> list[float]:
-    return [session.step(share(batch, session.placing.feed, session.placing.mesh.feeds)) for batch in steps]
+    return [
+        session.step(share(batch, session.engine.placed.feed, session.engine.placed.mesh.feeds))
+        for batch in steps
+    ]
 
 
 def close_to(first: nn.Module, second: nn.Module, tolerance: float = 1e-9) -> None:
@@ -142,7 +150,7 @@ def test_it_equals_one_process(text: str) -> None:
 
     def work(world: World) -> tuple[nn.Module, list[float]]:
         session = make_session(world, text)
-        assert session.placing.mesh.replicas == replicas
+        assert session.engine.placed.mesh.replicas == replicas
         losses = train(session, batches())
         session.close()
         return session.model, losses
@@ -166,8 +174,7 @@ def test_clipping_and_schedules(text: str) -> None:
     workers, _ = CASES[text]
 
     def work(world: World) -> nn.Module:
-        session = make_session(world, text, clip_norm=0.3, make=adam)
-        session.scheduler = torch.optim.lr_scheduler.ExponentialLR(session.optimizer, 0.9)
+        session = make_session(world, text, clip_norm=0.3, make=adam, decay=0.9)
         train(session, batches())
         session.close()
         return session.model
@@ -184,7 +191,9 @@ def test_evaluation_is_that_of_the_whole_model(text: str) -> None:
     def work(world: World) -> dict[str, float]:
         session = make_session(world, text)
         train(session, batches())
-        return session.evaluate(data, batch_size=5, measures={"accuracy": accuracy})
+        result = session.evaluate(data, batch_size=5, measures={"accuracy": accuracy})
+        session.close()
+        return result
 
     net = alone().eval()
     whole = (data.tensors[0], data.tensors[1])
@@ -193,6 +202,7 @@ def test_evaluation_is_that_of_the_whole_model(text: str) -> None:
         assert result["accuracy"] == pytest.approx(accuracy(net, whole).item())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("before", "after"), list(itertools.pairwise(["single", *FEW, "single"])))
 def test_checkpoints_reshape(before: str, after: str, tmp_path: Path) -> None:
     """Saved under one placement, loaded under another: the same bits, and training goes on the same."""
@@ -250,9 +260,9 @@ def test_strategies_do_not_notice(text: str, workers: int, strategy: str) -> Non
 
     def work(world: World, text: str) -> nn.Module:
         session = make_session(world, text, strategy=strategy)
-        own = feeds // session.placing.mesh.feeds
+        own = feeds // session.engine.placed.mesh.feeds
         for batch in batches()[:8]:
-            parts = [share(batch, session.placing.feed * own + number, feeds) for number in range(own)]
+            parts = [share(batch, session.engine.placed.feed * own + number, feeds) for number in range(own)]
             session.step(tuple(torch.cat(each) for each in zip(*parts, strict=True)))
         session.close()
         return session.model
@@ -284,6 +294,7 @@ def test_each_part_has_servers_of_its_own(text: str) -> None:
         close_to(net, alone(adam), 1e-6)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("before", "after"),
     [((SERVERS, "pipeline:microbatches=5", 4, 2), ("all-reduce", "tensor:rows=4,columns=8", 2, 0))],
@@ -362,7 +373,7 @@ def test_a_model_that_is_no_sequence(stages: int) -> None:
     def work(world: World) -> nn.Module:
         net = make()
         text = f"pipeline:stages={stages}"
-        session = Session(net, momentum(net), loss, world=world, placement=text, example=batches()[0])
+        session = session_of(net, momentum(net), loss, world=world, placement=text, example=batches()[0])
         train(session, batches())
         session.close()
         return net
@@ -388,9 +399,11 @@ def test_published_splits_can_be_written(model: str, split: str, convolutions: i
         torch.manual_seed(0)
         net = models.build(model, (3, 32, 32), 10)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        session = Session(net, optimizer, loss, world=world, placement=f"pipeline:split={split}")
+        session = session_of(net, optimizer, loss, world=world, placement=f"pipeline:split={split}")
         session.step((torch.randn(4, 3, 32, 32), torch.arange(4)))
-        return list(session.replica.part.tensors())
+        names = list(session.engine.replica.part.tensors())
+        session.close()
+        return names
 
     first, second = in_threads(2, work)
     assert sum("conv" in name and name.endswith("weight") for name in first) == convolutions
@@ -423,7 +436,7 @@ def test_without_a_batch_there_is_nothing_to_measure() -> None:
     def work(world: World) -> None:
         net = make_net()
         with pytest.raises(UsageError, match="example=batch"):
-            Session(net, momentum(net), loss, world=world, placement="pipeline")
+            session_of(net, momentum(net), loss, world=world, placement="pipeline")
 
     in_threads(2, work)
 
@@ -480,7 +493,7 @@ def test_attention_of_pytorch_is_divided_by_heads(text: str, divided: bool) -> N
 
     def work(world: World) -> tuple[nn.Module, tuple[int, ...], float]:
         net = make()
-        session = Session(net, momentum(net), loss, world=world, placement=text)
+        session = session_of(net, momentum(net), loss, world=world, placement=text)
         train(session, batches()[:8])
         shape = tuple(net.own.in_proj_weight.shape)
         value = session.evaluate(data)["loss"]
@@ -535,7 +548,7 @@ def test_workers_may_use_different_layers_in_a_step(text: str, workers: int) -> 
 
     def work(world: World) -> nn.Module:
         net = make()
-        session = Session(net, momentum(net), loss, world=world, placement=text)
+        session = session_of(net, momentum(net), loss, world=world, placement=text)
         for step in range(STEPS):
             session.step(*given(step, world.rank))
         session.evaluate(TensorDataset(*batches()[0]), batch_size=2)
@@ -590,7 +603,7 @@ def test_models_of_the_zoo(model: str, shape: tuple[int, ...], classes: int, tex
     def run(world: World) -> nn.Module:
         net = make()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
-        session = Session(net, optimizer, job.loss, world=world, placement=text, example=work[0])
+        session = session_of(net, optimizer, declared.loss, world=world, placement=text, example=work[0])
         train(session, work)
         session.close()
         return net
@@ -599,7 +612,7 @@ def test_models_of_the_zoo(model: str, shape: tuple[int, ...], classes: int, tex
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
     for batch in work:
         optimizer.zero_grad()
-        job.loss(net, batch).backward()
+        declared.loss(net, batch).backward()
         optimizer.step()
     for found in in_threads(workers, run):
         close_to(found, net, 1e-7)
@@ -609,8 +622,8 @@ def test_branches_are_on_different_workers() -> None:
     def work(world: World) -> set[tuple[str, ...]]:
         net = models.build("googlenet", (3, 32, 32), 10)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        session = Session(net, optimizer, job.loss, world=world, placement="tensor")
-        names = session.replica.part.tensors()
+        session = session_of(net, optimizer, declared.loss, world=world, placement="tensor")
+        names = session.engine.replica.part.tensors()
         return {tuple(name.split(".")[:2]) for name in names if name.startswith("inception")}
 
     first, second = in_threads(2, work)

@@ -11,12 +11,12 @@ import pytest
 from torch import Tensor
 
 from manyhands import checkpoint, strategies
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
 from manyhands.errors import CheckpointError
-from manyhands.sessions import Session
 from tests.contracts.test_sessions import Numbered, make_session, numbers
 from tests.contracts.test_strategies import assert_same_bits, lbfgs, loss, make_net
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 LENGTH = 101
 EVERY_KIND = [
@@ -59,6 +59,7 @@ def leg(world: World, strategy: str, directory: Path, steps: int | None) -> list
     return used
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("strategy", EVERY_KIND)
 def test_an_epoch_on_three_then_two_then_four_workers_uses_every_sample_once(
     strategy: str, tmp_path: Path
@@ -70,6 +71,7 @@ def test_an_epoch_on_three_then_two_then_four_workers_uses_every_sample_once(
     assert sorted(used) == list(range(LENGTH))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["all-reduce", "hogwild", "parameter-server:async"])
 def test_after_an_epoch_the_next_one_is_whole(strategy: str, tmp_path: Path) -> None:
     def work(world: World) -> list[int]:
@@ -109,6 +111,7 @@ def test_workers_that_leave_a_loop_at_different_points_go_on_with_their_own(stra
     assert sorted(number for each in used for number in each) == list(range(LENGTH))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["all-reduce", "hogwild", "parameter-server:async"])
 @pytest.mark.parametrize(
     ("save_every", "expected"),
@@ -133,6 +136,7 @@ def test_a_session_saves_by_itself_and_at_the_end(
     assert sorted(int(path.name[5:]) for path in tmp_path.glob("checkpoints/step-*")) == expected
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("strategy", "others"), [("all-reduce", 4), ("hogwild", 9)])
 def test_one_workers_clock_is_enough_for_all_to_save(strategy: str, others: int, tmp_path: Path) -> None:
     """The others notice it in the same step or, where nobody waits for anybody, while they wait at the end."""
@@ -143,7 +147,7 @@ def test_one_workers_clock_is_enough_for_all_to_save(strategy: str, others: int,
             if world.rank == 1 and session.steps == 3:
                 time.sleep(1.0)
             session.step(batch)
-        saved_at = session.cadence.saved_steps
+        saved_at = session.engine.progress.saved_steps
         session.close()
         return saved_at
 
@@ -152,6 +156,7 @@ def test_one_workers_clock_is_enough_for_all_to_save(strategy: str, others: int,
     assert saved == {others, 9}, "by the clock, and at the end"
 
 
+@pytest.mark.processes
 def test_the_session_goes_on_saving_where_it_was_resumed_with_what_was_there(tmp_path: Path) -> None:
     def work(world: World) -> dict[str, int] | None:
         session = make_session(world)
@@ -167,6 +172,7 @@ def test_the_session_goes_on_saving_where_it_was_resumed_with_what_was_there(tmp
     assert {path.name for path in tmp_path.iterdir()} == {"latest", "step-00000002"}
 
 
+@pytest.mark.processes
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,9 +184,10 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
         if world.rank == 0:
             os.truncate(tmp_path / "step-00000003" / "tensors.safetensors", 100)
         world.host.barrier()
-        again = make_session(world)
-        again.resume(tmp_path)
-        return again.steps
+        session.close()
+        with make_session(world) as again:
+            again.resume(tmp_path)
+            return again.steps
 
     assert in_threads(2, work) == [2, 2]
     said = capfd.readouterr().err
@@ -204,6 +211,7 @@ def as_in_the_beginning(record: dict[str, Any]) -> None:
     record |= {"position": position, "random": [one["torch"] for one in record["random"]]}
 
 
+@pytest.mark.processes
 def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     def work(world: World, until: int, resumes: bool) -> list[Tensor]:
         session = make_session(world)
@@ -225,6 +233,7 @@ def test_a_checkpoint_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert_same_bits([resumed[0], in_threads(2, functools.partial(work, until=7, resumes=False))[0]])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["optimizer_class", "random", "steps"])
 def test_a_checkpoint_that_lacks_something_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     in_threads(1, lambda world: make_session(world).save(tmp_path, wait=True))
@@ -235,11 +244,12 @@ def test_a_checkpoint_that_lacks_something_is_refused_in_one_sentence(name: str,
         in_threads(2, lambda world: make_session(world).resume(tmp_path))
 
 
+@pytest.mark.processes
 def test_the_history_of_lbfgs_goes_on(tmp_path: Path) -> None:
     def work(world: World, stops: list[int]) -> list[Tensor]:
         for stop in stops:
             net = make_net()
-            session = Session(net, lbfgs(net), loss, world=world)
+            session = session_of(net, lbfgs(net), loss, world=world)
             session.resume(tmp_path / str(stops))
             batches = session.batches(Numbered(64), batch_size=4)
             for batch in batches:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
+from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from manyhands.sessions import Session
 from tests.contracts.test_strategies import (
     CASES,
     STEPS,
@@ -24,6 +24,7 @@ from tests.contracts.test_strategies import (
     together,
 )
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 ROWS, COLUMNS = 600, 24
 
@@ -90,7 +91,7 @@ def trained(
     world: World, strategy: str, make: Callable[[nn.Module], Optimizer], steps: Steps, **more: Any
 ) -> list[Tensor]:
     net = make_words()
-    with Session(net, make(net), loss, world=world, strategy=strategy, **more) as session:
+    with session_of(net, make(net), loss, world=world, strategy=strategy, **more) as session:
         for step in steps:
             session.step(*step[world.rank])
     return [param.detach().clone() for param in net.parameters()]
@@ -119,10 +120,10 @@ def test_one_worker_is_plain_pytorch(strategy: str, clip: float | None) -> None:
 
     def work(world: World) -> list[Tensor]:
         net = make_words()
-        with Session(net, make(net), loss, world=world, strategy=strategy, clip_norm=clip) as session:
+        with session_of(net, make(net), loss, world=world, strategy=strategy, clip_norm=clip) as session:
             for step in steps:
                 session.step(*step[0])
-                session.servers.settle()  # type: ignore[union-attr]
+                session.engine.generation.servers.settle()  # type: ignore[union-attr]
         return [param.detach().clone() for param in net.parameters()]
 
     (ours,) = in_threads(1, work, servers=2)
@@ -138,7 +139,7 @@ def test_a_worker_with_a_copy_of_its_own_does_with_rows_what_it_does_with_whole_
 
         def work(world: World, sparse: bool = sparse) -> list[Tensor]:
             net = make_words(sparse=sparse)
-            with Session(net, make(net), loss, world=world, strategy=strategy) as session:
+            with session_of(net, make(net), loss, world=world, strategy=strategy) as session:
                 for step in steps:
                     session.step(*step[0])
             return [param.detach().clone() for param in net.parameters()]
@@ -176,7 +177,7 @@ def test_an_optimizer_of_rows_alone() -> None:
 
     def work(world: World) -> list[Tensor]:
         net = Table()
-        with Session(net, make(net), loss, world=world, strategy="parameter-server") as session:
+        with session_of(net, make(net), loss, world=world, strategy="parameter-server") as session:
             for step in steps:
                 session.step(*step[world.rank])
         return [param.detach().clone() for param in net.parameters()]
@@ -226,6 +227,7 @@ def test_a_table_that_another_layer_uses_whole() -> None:
     assert_close(ours, plainly(Tied(sparse=False), make, steps))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_checkpoint_of_rows_goes_on_with_other_servers_or_whole_tables(
     optimizer: str, tmp_path: Path
@@ -243,7 +245,7 @@ def test_a_checkpoint_of_rows_goes_on_with_other_servers_or_whole_tables(
             world: World, strategy: str = strategy, part: Steps = part, first: bool = number == 0
         ) -> list[Tensor]:
             net = make_words(sparse=strategy == "parameter-server")
-            session = Session(net, make(net), loss, world=world, strategy=strategy)
+            session = session_of(net, make(net), loss, world=world, strategy=strategy)
             if not first:
                 assert session.resume(tmp_path) is not None
             for step in part:
@@ -281,7 +283,7 @@ def test_a_table_that_is_pushed_every_few_steps() -> None:
 def test_an_optimizer_that_takes_no_rows_is_refused(strategy: str) -> None:
     def work(world: World) -> Session:
         net = make_words()
-        return Session(net, torch.optim.Adam(net.parameters()), loss, world=world, strategy=strategy)
+        return session_of(net, torch.optim.Adam(net.parameters()), loss, world=world, strategy=strategy)
 
     with pytest.raises(UsageError, match=r"Adam does not take .* use SGD or Adagrad without weight decay"):
         in_threads(1, work, strategy=strategy)

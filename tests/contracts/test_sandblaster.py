@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
-from manyhands import job, strategies
-from manyhands.cluster.world import World
+from manyhands import strategies
+from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
 from manyhands.errors import UnknownName, UsageError
-from manyhands.plan import Cluster, Plan, Train
+from manyhands.job import optimizers
+from manyhands.job.plan import Cluster, Plan, Train
 from manyhands.replica.portions import pool
-from manyhands.servers import shard
-from manyhands.sessions import Session
+from manyhands.servers.process import shard
 from tests.contracts.test_strategies import (
     Batch,
     Net,
@@ -30,6 +30,7 @@ from tests.contracts.test_strategies import (
     plainly,
 )
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fixed steps": {"lr": 0.3, "max_iter": 5},
@@ -57,7 +58,7 @@ def on_servers(
     def work(world: World) -> list[Tensor]:
         net = make_net(seed=3 + world.rank)
         optimizer = LBFGS(net.parameters(), **settings)
-        with Session(net, optimizer, measured, world=world, strategy=strategy, clip_norm=clip) as session:
+        with session_of(net, optimizer, measured, world=world, strategy=strategy, clip_norm=clip) as session:
             for step in steps:
                 session.step(*step[world.rank])
         return [param.detach().clone() for param in net.parameters()]
@@ -107,7 +108,7 @@ def test_a_slow_worker_takes_fewer_portions_and_the_result_is_the_same() -> None
         rank.value = world.rank
         net = make_net()
         optimizer = LBFGS(net.parameters(), lr=0.3, max_iter=4)
-        with Session(net, optimizer, slowed, world=world, strategy="sandblaster:portion=2") as session:
+        with session_of(net, optimizer, slowed, world=world, strategy="sandblaster:portion=2") as session:
             session.step(*steps[0][world.rank])
         return [param.detach().clone() for param in net.parameters()]
 
@@ -144,7 +145,7 @@ def test_history_lives_through_a_pause() -> None:
 
     def work(world: World) -> list[Tensor]:
         net = make_net()
-        with Session(
+        with session_of(
             net, LBFGS(net.parameters(), **settings), loss, world=world, strategy="sandblaster"
         ) as session:
             for step in steps:
@@ -182,10 +183,10 @@ def test_what_cannot_run_is_refused_before_anything_starts() -> None:
 
 def test_it_trains_with_l_bfgs_where_nobody_names_an_optimizer() -> None:
     plan, why = Plan(strategy="sandblaster", cluster=Cluster(workers=4, servers=1)).on_fair_terms()
-    made = job.make_optimizer(plan.train.optimizer or "", Net())
+    made = optimizers.make_optimizer(plan.train.optimizer or "", Net())
     assert isinstance(made, LBFGS)
     assert made.param_groups[0]["line_search_fn"] == "strong_wolfe"
     assert isinstance(made.param_groups[0]["max_iter"], int)
     assert (plan.train.warm_up, why) == (0.0, "lbfgs chooses the length of its steps itself")
     with pytest.raises(UnknownName, match="strong_wolfe"):
-        job.make_optimizer("lbfgs:line_search_fn=weak", Net())
+        optimizers.make_optimizer("lbfgs:line_search_fn=weak", Net())

@@ -12,24 +12,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyhands import checkpoint, saving
-from manyhands.checkpoint import background
-from manyhands.cluster.world import World
+from manyhands import checkpoint
+from manyhands.checkpoint import background_write
+from manyhands.cluster.worker.world import World
+from manyhands.engine import saver
+from manyhands.engine.session import Session
 from manyhands.errors import CheckpointError
-from manyhands.sessions import Session
 from tests.contracts.test_sessions import Numbered, make_session
 from tests.crew import in_threads
 from tests.end_to_end.commands import manyhands, run
 
+pytestmark = pytest.mark.processes
+
 ONLY_SMALL_FILES = (
-    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); " + background._START
+    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); " + background_write._START
 )
 """A disk on which the tensors do not find room."""
 
 
 def wait_for(path: Path) -> str:
     """A process that does not begin before there is such a file."""
-    return f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)\n" + background._START
+    return (
+        f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)\n"
+        + background_write._START
+    )
 
 
 def syncing_after(path: Path) -> str:
@@ -38,7 +44,7 @@ def syncing_after(path: Path) -> str:
         f"import os, time\ndef wait(disk, _):\n  while not os.path.exists({str(path)!r}): time.sleep(0.01)\n"
     )
     patch = "from manyhands.checkpoint.disk import Disk; Disk.sync = wait; "
-    start = background._START.replace("from manyhands", f"{patch}from manyhands")
+    start = background_write._START.replace("from manyhands", f"{patch}from manyhands")
     return slow + start
 
 
@@ -65,7 +71,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_training_goes_on_while_the_state_of_that_step_is_written(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "_START", wait_for(tmp_path / "go"))
+    monkeypatch.setattr(background_write, "_START", wait_for(tmp_path / "go"))
 
     def work(world: World) -> dict[str, Tensor]:
         session = make_session(world, strategy)
@@ -88,7 +94,9 @@ def test_training_goes_on_while_the_state_of_that_step_is_written(
 
 
 def test_the_next_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_START", "import time; time.sleep(0.3); " + background._START)
+    monkeypatch.setattr(
+        background_write, "_START", "import time; time.sleep(0.3); " + background_write._START
+    )
 
     def work(world: World) -> None:
         session = make_session(world)
@@ -103,7 +111,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pyt
 
 
 def killed(session: Session) -> None:
-    writing, _ = session.saver._writing or (None, None)
+    writing, _ = session.engine.saver._writing or (None, None)
     if writing is not None:
         os.kill(writing._process.pid, signal.SIGKILL)
 
@@ -128,18 +136,22 @@ def test_a_failed_write_is_told_at_once_and_harms_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    good = background._START
+    good = background_write._START
 
     def work(world: World) -> None:
         session = make_session(world)
         session.save(tmp_path, wait=True)
         train(session, 1)
         world.host.barrier()
-        monkeypatch.setattr(background, "_START", start)
+        monkeypatch.setattr(background_write, "_START", start)
         world.host.barrier()
         session.save(tmp_path)
         harm(session)
-        while world.rank == 0 and session.saver._writing and not session.saver._writing[0].is_over():
+        while (
+            world.rank == 0
+            and session.engine.saver._writing
+            and not session.engine.saver._writing[0].is_over()
+        ):
             pass
         train(session, 1)  # and hears of it
         world.host.barrier()
@@ -151,7 +163,7 @@ def test_a_failed_write_is_told_at_once_and_harms_nothing(
         assert checkpoint.load(tmp_path)[1]["steps"] == 0
         with pytest.raises(CheckpointError, match="step 2 could not be saved"):
             session.save(tmp_path, wait=True) if harm is untouched else killed_while_waiting(session)
-        monkeypatch.setattr(background, "_START", good)
+        monkeypatch.setattr(background_write, "_START", good)
 
     def killed_while_waiting(session: Session) -> None:
         session.save(tmp_path)
@@ -166,7 +178,7 @@ def test_a_later_save_makes_up_for_one_that_failed(tmp_path: Path, monkeypatch: 
     def work(world: World) -> None:
         session = make_session(world)
         with monkeypatch.context() as patch:
-            patch.setattr(background, "_START", ONLY_SMALL_FILES)
+            patch.setattr(background_write, "_START", ONLY_SMALL_FILES)
             session.save(tmp_path)
         train(session, 1)
         session.save(tmp_path)
@@ -177,7 +189,7 @@ def test_a_later_save_makes_up_for_one_that_failed(tmp_path: Path, monkeypatch: 
 
 
 def test_the_last_save_must_not_fail_unnoticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_START", ONLY_SMALL_FILES)
+    monkeypatch.setattr(background_write, "_START", ONLY_SMALL_FILES)
 
     def work(world: World) -> str:
         session = make_session(world)
@@ -195,7 +207,7 @@ def test_the_last_save_must_not_fail_unnoticed(tmp_path: Path, monkeypatch: pyte
 def test_without_memory_the_copy_is_made_in_a_file(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(saving, "available_bytes", lambda: 100)
+    monkeypatch.setattr(saver, "available_bytes", lambda: 100)
 
     def work(world: World) -> dict[str, Tensor]:
         session = make_session(world, strategy)
@@ -214,11 +226,11 @@ def test_without_memory_the_copy_is_made_in_a_file(
 
 
 def test_memory_of_the_copy_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_START", wait_for(tmp_path / "go"))
+    monkeypatch.setattr(background_write, "_START", wait_for(tmp_path / "go"))
 
     def has_copy(world: World) -> bool:
         try:
-            return os.lseek(world.host.arena.fd, saving._PLACE, os.SEEK_DATA) >= saving._PLACE
+            return os.lseek(world.host.arena.fd, saver._PLACE, os.SEEK_DATA) >= saver._PLACE
         except OSError:
             return False
 
@@ -234,7 +246,7 @@ def test_memory_of_the_copy_is_given_back(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_several_sessions_save_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "_START", wait_for(tmp_path / "go"))
+    monkeypatch.setattr(background_write, "_START", wait_for(tmp_path / "go"))
 
     def work(world: World) -> list[dict[str, Tensor]]:
         sessions = [make_session(world), make_session(world)]
@@ -258,18 +270,18 @@ def test_several_sessions_save_at_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_sent_to_every_process_of_a_job_does_not_end_the_one_that_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "_START", syncing_after(tmp_path / "go"))
+    monkeypatch.setattr(background_write, "_START", syncing_after(tmp_path / "go"))
 
     def work(world: World) -> str | None:
         session = make_session(world)
         session.save(tmp_path / "checkpoints")
-        writing, _ = session.saver._writing or pytest.fail("nothing is being written")
+        writing, _ = session.engine.saver._writing or pytest.fail("nothing is being written")
         while not list((tmp_path / "checkpoints").glob(".step-*")):
             assert not writing.is_over()
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(writing._process.pid, number)
         (tmp_path / "go").touch()
-        return session.saver.outcome()
+        return session.engine.saver.outcome()
 
     assert in_threads(1, work) == [""]
 
@@ -297,10 +309,10 @@ SCRIPT = """
 import sys
 import torch
 import manyhands as mh
-from manyhands.checkpoint import background
+from manyhands.checkpoint import background_write
 
 if "fail" in sys.argv:
-    background._START = "raise SystemExit(3)"
+    background_write._START = "raise SystemExit(3)"
 model = torch.nn.Linear(8, 8)
 session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: model(batch).mean())
 for number, batch in enumerate(session.batches([torch.ones(4, 8)] * 3)):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import strategies, telemetry
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
+from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from manyhands.servers import shard
-from manyhands.sessions import Session
+from manyhands.servers.process import shard
 from tests.contracts.test_sessions import Numbered
 from tests.contracts.test_strategies import (
     CASES,
@@ -32,6 +32,7 @@ from tests.contracts.test_strategies import (
     two_groups,
 )
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 ASYNC, STALE = "parameter-server:async", "parameter-server:stale,bound=2"
 CACHE = "parameter-server:cache=true"
@@ -44,7 +45,7 @@ def make_session(
     made = two_groups(OPTIMIZERS[optimizer], net)
     for group in made.param_groups:
         group["lr"] = lr or group["lr"]
-    return Session(net, made, loss, world=world, strategy=strategy)
+    return session_of(net, made, loss, world=world, strategy=strategy)
 
 
 def trained(session: Session) -> list[Tensor]:
@@ -147,10 +148,10 @@ def test_a_worker_that_gathers_with_nobody_keeps_layers_back_as_well(consistency
     def work(world: World) -> list[Tensor]:
         net = make_net()
         strategy = f"parameter-server:{consistency},{RARE}"
-        session = Session(net, with_momentum(net), loss, world=world, strategy=strategy)
+        session = session_of(net, with_momentum(net), loss, world=world, strategy=strategy)
         for number, step in enumerate(steps, start=1):
             session.step(*step[0])
-            session.servers.settle()  # type: ignore[union-attr]
+            session.engine.generation.servers.settle()  # type: ignore[union-attr]
             if number == 4:
                 session.evaluate(Numbered(4))
         return trained(session)
@@ -159,6 +160,7 @@ def test_a_worker_that_gathers_with_nobody_keeps_layers_back_as_well(consistency
     assert_close(ours, with_rare_layers(steps, pauses=[4]))
 
 
+@pytest.mark.processes
 def test_a_checkpoint_leaves_nothing_kept_back(tmp_path: Path) -> None:
     steps = [*make_steps(2), *make_steps(2)]
     ours: list[list[Tensor]] = []
@@ -167,7 +169,7 @@ def test_a_checkpoint_leaves_nothing_kept_back(tmp_path: Path) -> None:
         def work(world: World, part: Steps = part, resume: bool = servers == 1) -> list[Tensor]:
             net = make_net()
             strategy = f"parameter-server:{RARE}"
-            session = Session(net, with_momentum(net), loss, world=world, strategy=strategy)
+            session = session_of(net, with_momentum(net), loss, world=world, strategy=strategy)
             assert not resume or session.resume(tmp_path) is not None
             for step in part:
                 session.step(*step[world.rank])
@@ -224,7 +226,7 @@ def test_one_worker_without_gathering_is_plain_pytorch(strategy: str) -> None:
         session = make_session(world, strategy)
         for step in steps:
             session.step(*step[0])
-            session.servers.settle()  # type: ignore[union-attr]
+            session.engine.generation.servers.settle()  # type: ignore[union-attr]
         return trained(session)
 
     (ours,) = in_threads(1, work, servers=2)
@@ -269,7 +271,7 @@ def test_without_gathering_the_next_forward_pass_does_not_wait_for_the_update(
     def work(world: World) -> None:
         net = make_net()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        session = Session(net, optimizer, noticed, world=world, strategy=ASYNC)
+        session = session_of(net, optimizer, noticed, world=world, strategy=ASYNC)
         steps = make_steps(1)
         session.step(*steps[0][0])
         session.step(*steps[1][0])
@@ -289,7 +291,7 @@ def test_an_update_on_the_same_host_is_seen_without_a_copy() -> None:
         world.host.barrier()
         if world.rank == 0:
             session.step(Numbered(4)[0:4])
-            session.servers.settle()  # type: ignore[union-attr]
+            session.engine.generation.servers.settle()  # type: ignore[union-attr]
         world.host.barrier()
         seen = not any(torch.equal(a, b) for a, b in zip(before, session.model.parameters(), strict=True))
         trained(session)
@@ -380,6 +382,7 @@ def in_parts(
     return result
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
 @pytest.mark.parametrize("strategy", ["parameter-server", CACHE])
 def test_a_checkpoint_goes_on_with_other_workers_and_servers(
@@ -395,6 +398,7 @@ def test_a_checkpoint_goes_on_with_other_workers_and_servers(
     assert_close(other[0], want)
 
 
+@pytest.mark.processes
 def test_a_checkpoint_goes_from_servers_to_none_and_back(tmp_path: Path) -> None:
     whole = in_parts("all-reduce", "adam", tmp_path / "whole", [(4, 2, 0)])
     in_parts("parameter-server", "adam", tmp_path / "mixed", [(2, 2, 2)])
@@ -440,7 +444,7 @@ def test_a_limited_gradient_without_gathering() -> None:
     def work(world: World) -> list[Tensor]:
         net = make_net()
         optimizer: Optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-        session = Session(net, optimizer, loss, world=world, strategy=ASYNC, clip_norm=0.05)
+        session = session_of(net, optimizer, loss, world=world, strategy=ASYNC, clip_norm=0.05)
         session.step(Numbered(8)[0:8])
         return trained(session)
 
@@ -461,7 +465,7 @@ def test_what_cannot_run_with_servers_is_refused() -> None:
 
     def lbfgs(world: World) -> Session:
         net = make_net()
-        return Session(net, torch.optim.LBFGS(net.parameters()), loss, world=world, strategy=ASYNC)
+        return session_of(net, torch.optim.LBFGS(net.parameters()), loss, world=world, strategy=ASYNC)
 
     assert "L-BFGS" in refused(lbfgs, servers=1)
 
@@ -475,7 +479,7 @@ def test_what_cannot_run_with_servers_is_refused() -> None:
 
 def test_another_model_on_the_servers_is_refused() -> None:
     def work(world: World) -> Session:
-        net: nn.Module = make_net() if world.seat.server is None else nn.Linear(3, 3)
-        return Session(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world, strategy=ASYNC)
+        net: nn.Module = make_net() if world.rank_info.server is None else nn.Linear(3, 3)
+        return session_of(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world, strategy=ASYNC)
 
     assert "another model" in refused(work, servers=1)

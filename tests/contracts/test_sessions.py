@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from manyhands import strategies
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
+from manyhands.engine.evaluate import accuracy
+from manyhands.engine.session import Session
 from manyhands.errors import CheckpointError, UsageError
-from manyhands.evaluating import accuracy
-from manyhands.sessions import Session
 from tests.contracts.test_strategies import (
     OPTIMIZERS,
     SYNCHRONOUS,
@@ -30,6 +30,7 @@ from tests.contracts.test_strategies import (
     two_groups,
 )
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 
 class Numbered(Dataset[tuple[Tensor, Tensor]]):
@@ -61,7 +62,7 @@ def make_session(
 ) -> Session:
     net = make_net()
     made = make(net) if make else two_groups(OPTIMIZERS[optimizer], net)
-    return Session(net, made, loss, world=world, strategy=strategy, **more)
+    return session_of(net, made, loss, world=world, strategy=strategy, **more)
 
 
 @pytest.mark.parametrize("length", [48, 49, 50, 53, 7, 3, 1])
@@ -179,7 +180,7 @@ def test_buffers_become_the_mean_at_a_pause() -> None:
     def work(world: World) -> dict[str, Tensor]:
         net = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 2))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        session = Session(net, optimizer, lambda model, batch: model(batch).square().mean(), world=world)
+        session = session_of(net, optimizer, lambda model, batch: model(batch).square().mean(), world=world)
         session.step(inputs[world.rank])
         session.evaluate(torch.zeros(4, 5))
         values = {name: value.clone() for name, value in net.state_dict().items()}
@@ -216,6 +217,7 @@ def train_and_stop(
     return [param.detach().clone() for param in session.model.parameters()]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
 @pytest.mark.parametrize("strategy", [name for name in SYNCHRONOUS if not strategies.parse(name).rule])
 def test_resume_equals_no_interruption_bit_for_bit(strategy: str, optimizer: str, tmp_path: Path) -> None:
@@ -234,6 +236,7 @@ def test_resume_equals_no_interruption_bit_for_bit(strategy: str, optimizer: str
     assert_same_bits(parts)
 
 
+@pytest.mark.processes
 def test_resume_on_another_number_of_workers(tmp_path: Path) -> None:
     """4 × 3 samples per step become 2 × 6: the same samples, the same steps."""
 
@@ -268,14 +271,20 @@ def test_resume_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     assert nothing is None
 
 
+@pytest.mark.processes
 def test_resume_with_another_optimizer_or_model_is_refused(tmp_path: Path) -> None:
-    in_threads(1, lambda world: make_session(world).save(tmp_path))
+    def first(world: World) -> None:
+        session = make_session(world)
+        session.save(tmp_path)
+        session.close()
+
+    in_threads(1, first)
     with pytest.raises(CheckpointError, match="SGD"):
         in_threads(1, lambda world: make_session(world, optimizer="adam").resume(tmp_path))
 
     def other(world: World) -> None:
         net = nn.Linear(3, 2)
-        Session(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world).resume(tmp_path)
+        session_of(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world).resume(tmp_path)
 
     with pytest.raises(CheckpointError, match="another model"):
         in_threads(1, other)
@@ -284,14 +293,14 @@ def test_resume_with_another_optimizer_or_model_is_refused(tmp_path: Path) -> No
 def test_misuse_gets_a_sentence() -> None:
     def parameters_of_another_model(world: World) -> None:
         optimizer = torch.optim.SGD(make_net().parameters(), lr=0.1)
-        Session(make_net(), optimizer, loss, world=world)
+        session_of(make_net(), optimizer, loss, world=world)
 
     with pytest.raises(UsageError, match=r"make the optimizer from model\.parameters\(\)"):
         in_threads(1, parameters_of_another_model)
 
     def two_types(world: World) -> None:
         net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-        Session(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world)
+        session_of(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world)
 
     with pytest.raises(UsageError, match="2 kinds"):
         in_threads(1, two_types)
@@ -323,6 +332,7 @@ def test_the_model_stands_by_itself_after_close() -> None:
         assert all(param.grad is not None for param in model.parameters())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("where", ["save", "evaluate"])
 def test_pauses_inside_the_loop_when_the_last_step_has_too_few_samples(where: str, tmp_path: Path) -> None:
     """49 samples, 2 × 4 per step: the 7th step has one sample, for one worker."""
@@ -347,7 +357,7 @@ def test_scripts_that_part_are_told_so() -> None:
         else:
             session.close()
 
-    with pytest.raises(UsageError, match="worker 0 finishes while worker 1 evaluates"):
+    with pytest.raises(UsageError, match="worker 0 finished, worker 1 called evaluate"):
         in_threads(2, work)
 
 
@@ -358,7 +368,7 @@ def test_a_failed_step_breaks_the_session_instead_of_the_others_patience() -> No
         def failing(model: nn.Module, batch: Any) -> Tensor:
             raise ValueError("no such colour")
 
-        session = Session(net, two_groups(OPTIMIZERS["sgd"], net), failing, world=world)
+        session = session_of(net, two_groups(OPTIMIZERS["sgd"], net), failing, world=world)
         with pytest.raises(ValueError, match="no such colour"):
             session.step(Numbered(4)[0:4])
         with pytest.raises(UsageError, match=r"an earlier step failed \(ValueError: no such colour\)"):
@@ -388,6 +398,7 @@ def test_steps_outside_a_data_set_do_not_use_up_its_samples() -> None:
         for batch in session.batches(Numbered(20), batch_size=4):
             seen += len(batch[1])
             session.step(batch)
+        session.close()
         return seen
 
     assert sum(in_threads(2, work)) == 20
@@ -399,7 +410,7 @@ def test_constant_buffers_keep_their_bits() -> None:
         net.register_buffer("table", torch.linspace(0.1, 7.7, 50))
         net.register_buffer("mask", torch.full((2,), torch.finfo(torch.float32).min))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        session = Session(net, optimizer, lambda model, batch: model(batch).square().mean(), world=world)
+        session = session_of(net, optimizer, lambda model, batch: model(batch).square().mean(), world=world)
         session.step(torch.ones(2, 3))
         session.close()
         return torch.cat([net.table, net.mask])
@@ -414,7 +425,7 @@ def test_the_optimizer_keeps_its_state_from_session_to_session(optimizer: str) -
         net = make_net()
         user_optimizer = two_groups(OPTIMIZERS[optimizer], net)
         for part in range(sessions):
-            session = Session(net, user_optimizer, loss, world=world)
+            session = session_of(net, user_optimizer, loss, world=world)
             for number in range(6 // sessions):
                 begin = 8 * (part * 6 // sessions + number)
                 session.step(Numbered(48)[begin + 4 * world.rank : begin + 4 * world.rank + 4])
@@ -432,7 +443,9 @@ def test_memory_is_given_back_after_a_session() -> None:
         for _ in range(4):
             net = nn.Linear(500, 500)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-            session = Session(net, optimizer, lambda model, batch: model(batch).square().mean(), world=world)
+            session = session_of(
+                net, optimizer, lambda model, batch: model(batch).square().mean(), world=world
+            )
             session.step(torch.ones(2, 500))
             session.close()
             world.host.barrier()
@@ -443,6 +456,7 @@ def test_memory_is_given_back_after_a_session() -> None:
     assert last < first + 1_000_000, "four sessions of 4 MB each must not add up"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "make",
     [
@@ -464,7 +478,7 @@ def test_schedulers_are_saved_and_go_on(make: Any, tmp_path: Path) -> None:
         def start() -> Session:
             net = make_net()
             optimizer = two_groups(OPTIMIZERS["momentum"], net)
-            return Session(net, optimizer, loss, world=world, scheduler=make(optimizer))
+            return session_of(net, optimizer, loss, world=world, scheduler=make(optimizer))
 
         session = start()
         for number in range(6):
@@ -482,11 +496,57 @@ def test_schedulers_are_saved_and_go_on(make: Any, tmp_path: Path) -> None:
     assert_same_bits([whole, parts])
 
 
+def on_a_plateau(optimizer: Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    """Anything is a plateau to this one."""
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0)
+
+
+def test_a_scheduler_that_needs_a_measure_is_refused_before_the_first_step() -> None:
+    def work(world: World) -> None:
+        net = make_net()
+        before = [param.detach().clone() for param in net.parameters()]
+        optimizer = two_groups(OPTIMIZERS["momentum"], net)
+        with pytest.raises(UsageError, match=r"ReduceLROnPlateau.step needs metrics.*leave scheduler= out"):
+            session_of(net, optimizer, loss, world=world, scheduler=on_a_plateau(optimizer))
+        assert_same_bits([before, list(net.parameters())])
+
+    in_threads(2, work)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_way_that_the_refusal_names_is_that_of_one_process(workers: int) -> None:
+    data = Numbered(24)
+
+    def work(world: World) -> tuple[float, list[Tensor]]:
+        session = make_session(world)
+        scheduler = on_a_plateau(session.optimizer)
+        for number in range(4):
+            rows = torch.arange(6 * number, 6 * number + 6)[world.rank :: workers]
+            session.step(data[rows])
+            scheduler.step(session.evaluate(data)["loss"])
+        session.close()
+        rate = session.optimizer.param_groups[0]["lr"]
+        return rate, [param.detach().clone() for param in session.model.parameters()]
+
+    net = make_net()
+    optimizer = two_groups(OPTIMIZERS["momentum"], net)
+    scheduler, first = on_a_plateau(optimizer), optimizer.param_groups[0]["lr"]
+    for number in range(4):
+        optimizer.zero_grad()
+        loss(net, data[6 * number : 6 * number + 6]).backward()
+        optimizer.step()
+        scheduler.step(loss(net, data[0:24]).item())
+    assert optimizer.param_groups[0]["lr"] < first
+    for rate, params in in_threads(workers, work):
+        assert rate == optimizer.param_groups[0]["lr"]
+        assert_close(params, net)
+
+
 def test_new_parameters_and_other_models_are_refused() -> None:
     def grown(world: World) -> None:
         net = make_net()
         optimizer = torch.optim.SGD(net.out.parameters(), lr=0.1)
-        session = Session(net, optimizer, loss, world=world)
+        session = session_of(net, optimizer, loss, world=world)
         optimizer.add_param_group({"params": list(net.into.parameters())})
         session.step(Numbered(4)[0:4])
 
@@ -495,7 +555,7 @@ def test_new_parameters_and_other_models_are_refused() -> None:
 
     def different(world: World) -> None:
         net = nn.Linear(3, 2 + world.rank)
-        Session(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world)
+        session_of(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world)
 
     with pytest.raises(UsageError, match="worker 1 has another model than worker 0"):
         in_threads(2, different)
@@ -512,3 +572,11 @@ def test_a_disk_that_fails_fails_everyone(tmp_path: Path) -> None:
 
     one, two = in_threads(2, work)
     assert one == two
+
+
+def test_a_script_asks_the_session_which_worker_it_is() -> None:
+    def work(world: World) -> tuple[int, int, bool]:
+        with make_session(world) as session:
+            return session.rank, session.workers, session.is_main
+
+    assert in_threads(3, work) == [(0, 3, True), (1, 3, False), (2, 3, False)]

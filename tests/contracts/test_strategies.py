@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import spec, strategies
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
 from manyhands.comm.collectives import TOPOLOGIES
-from manyhands.sessions import Session
+from manyhands.engine.session import Session
 from manyhands.strategies import PRESETS, STRATEGIES
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 Batch = tuple[Tensor, Tensor]
 Steps = Sequence[Sequence[Sequence[Batch]]]  # per step, per worker, the batches to accumulate
@@ -190,7 +191,7 @@ def together(
     clip: float | None = None,
     scheduled: bool = False,
     before: Callable[[nn.Module, int], None] | None = None,
-    journaled: bool = False,
+    logged: bool = False,
 ) -> list[list[Tensor]]:
     """The same through sessions; returns the parameters that each worker ends with."""
 
@@ -200,7 +201,7 @@ def together(
             before(model, 0)
         optimizer = make(model)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if scheduled else None
-        session = Session(
+        session = session_of(
             model,
             optimizer,
             loss,
@@ -208,7 +209,7 @@ def together(
             strategy=strategy,
             clip_norm=clip,
             scheduler=scheduler,
-            journaled=journaled,
+            logged=logged,
         )
         for number, step in enumerate(steps):
             if before:
@@ -289,7 +290,7 @@ def assert_equals_one_big_batch(
     strategy: str,
     make: Callable[[nn.Module], Optimizer],
     *,
-    journaled: bool = False,
+    logged: bool = False,
 ) -> None:
     settings = dict(CASES[case])
     optional = settings.pop("optional", False)
@@ -299,7 +300,7 @@ def assert_equals_one_big_batch(
     net = functools.partial(make_net, optional=optional)
     steps = make_steps(workers, sizes)
     want = plainly(net(), make, steps, **settings)
-    ours = together(workers, strategy, net, make, steps, journaled=journaled, **settings)
+    ours = together(workers, strategy, net, make, steps, logged=logged, **settings)
     assert_close(ours[0], want)
     assert_same_bits(ours)
 
@@ -317,7 +318,7 @@ def test_synchronous_strategies_equal_one_big_batch(strategy: str, case: str, wo
 def test_updates_that_survive_a_death_equal_one_big_batch(optimizer: str, case: str) -> None:
     """They are written down first, and some are made by other kernels."""
     make = functools.partial(two_groups, OPTIMIZERS[optimizer])
-    assert_equals_one_big_batch(case, 3, "all-reduce", make, journaled=True)
+    assert_equals_one_big_batch(case, 3, "all-reduce", make, logged=True)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -337,6 +338,7 @@ def flat(session: Session) -> Tensor:
     return torch.cat([param.detach().flatten() for param in session.model.parameters()])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("strategy", DIFFERENT)
 def test_replicas_agree_at_every_pause_whatever_data_the_workers_have(strategy: str, tmp_path: Path) -> None:
     """Different numbers of batches, and one worker without any: nobody hangs, and pauses find all alike."""
@@ -347,7 +349,7 @@ def test_replicas_agree_at_every_pause_whatever_data_the_workers_have(strategy: 
 
     def work(world: World) -> list[Tensor]:
         net = make_net()
-        session = Session(net, make(net), loss, world=world, strategy=strategy, clip_norm=0.3)
+        session = session_of(net, make(net), loss, world=world, strategy=strategy, clip_norm=0.3)
         mine = [batch for step in steps for batch in step[world.rank]]
         mine = mine[: {0: 5, 1: 0, 2: 3, 3: 4}[world.rank]]
         seen = []
@@ -373,6 +375,7 @@ def test_replicas_agree_at_every_pause_whatever_data_the_workers_have(strategy: 
     assert not [thread for thread in threading.enumerate() if thread.name == "sum"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("strategy", both(APART, REPEATABLE))
 def test_resume_equals_a_run_that_only_saved(strategy: str, optimizer: str, tmp_path: Path) -> None:
@@ -383,7 +386,7 @@ def test_resume_equals_a_run_that_only_saved(strategy: str, optimizer: str, tmp_
         def start() -> Session:
             net = make_net()
             made = two_groups(OPTIMIZERS[optimizer], net)
-            return Session(net, made, loss, world=world, strategy=strategy, clip_norm=0.3)
+            return session_of(net, made, loss, world=world, strategy=strategy, clip_norm=0.3)
 
         session = start()
         for number, step in enumerate(steps, start=1):
@@ -414,7 +417,7 @@ def test_every_strategy_learns(strategy: str) -> None:
 
     def work(world: World) -> tuple[float, float]:
         net = make_net()
-        session = Session(net, make(net), loss, world=world, strategy=strategy)
+        session = session_of(net, make(net), loss, world=world, strategy=strategy)
         samples = [sample for batch in batches for sample in zip(*batch, strict=True)]
         before = session.evaluate(samples)["loss"]
         for _ in range(25):
@@ -449,7 +452,7 @@ def test_worker_0_decides_the_initial_parameters(strategy: str) -> None:
         model = make_net(seed=world.rank)
         model.conv.requires_grad_(False)
         model.register_buffer("mean", torch.full((3,), float(world.rank)))
-        with Session(model, make(model), loss, world=world, strategy=strategy):
+        with session_of(model, make(model), loss, world=world, strategy=strategy):
             return {name: value.clone() for name, value in model.state_dict().items()}
 
     replicas = in_threads(3, work, strategy=strategy)
@@ -518,7 +521,7 @@ def test_sparse_gradients(kind: str) -> None:
 
     def work(world: World) -> list[Tensor]:
         net = Words()
-        session = Session(net, make(net), squared, world=world)
+        session = session_of(net, make(net), squared, world=world)
         for tokens in steps:
             session.step(tokens[world.rank])
         session.close()

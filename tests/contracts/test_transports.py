@@ -48,7 +48,11 @@ def trials(transport: Transport) -> dict[str, object]:
     }
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=str)
+def marked(world: World) -> object:
+    return pytest.param(world, marks=[pytest.mark.processes] if world.processes else [], id=str(world))
+
+
+@pytest.fixture(scope="module", params=map(marked, WORLDS))
 def outcomes(request: pytest.FixtureRequest) -> list[dict[str, object]]:
     results: list[dict[str, object]] = request.param.run(3, trials)
     return results
@@ -79,6 +83,7 @@ def outlive(transport: Transport) -> list[str]:
     return met
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("world", [world for world in WORLDS if world.processes], ids=str)
 def test_a_killed_peer_is_named(world: World) -> None:
     met, died = world.run(2, outlive)
@@ -100,5 +105,6 @@ def through_a_group(transport: Transport) -> list[float]:
     return [inner.rank, inner.size, into.item()]
 
 
+@pytest.mark.processes
 def test_c10d_ranks_are_those_of_the_group() -> None:
     assert GLOO.run(3, through_a_group) == [[], [0, 2, 2.0], [1, 2, 1.0]]

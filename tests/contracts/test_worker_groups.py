@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import strategies, telemetry
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
+from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from manyhands.servers import shard
-from manyhands.servers.consistency import Clocks, Due, Rule
-from manyhands.sessions import Session
+from manyhands.servers.process import shard
+from manyhands.servers.protocol.consistency import Clocks, Consistency, Due
 from manyhands.strategies import Asked
 from tests.contracts.test_strategies import (
     CASES,
@@ -33,6 +33,7 @@ from tests.contracts.test_strategies import (
     two_groups,
 )
 from tests.crew import in_threads
+from tests.sessions import session_of
 
 MOMENTUM = functools.partial(two_groups, OPTIMIZERS["momentum"])
 
@@ -61,7 +62,7 @@ def run(
         net = make_net(optional=optional)
         optimizer = make(net)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if scheduled else None
-        session = Session(
+        session = session_of(
             net, optimizer, loss, world=world, strategy=strategy, clip_norm=clip, scheduler=scheduler
         )
         for step in steps:
@@ -69,21 +70,21 @@ def run(
                 if world.rank in turn:
                     session.step(*step[world.rank])
                 if turns:
-                    if session.servers is not None:
-                        session.servers.settle()
+                    if session.engine.generation.servers is not None:
+                        session.engine.generation.servers.settle()
                     world.host.barrier()
-                if meet and session.servers:
-                    session.servers.meet()
+                if meet and session.engine.generation.servers:
+                    session.engine.generation.servers.meet()
                     world.host.barrier()
-        if session.servers is not None:
-            session.servers.settle()
+        if session.engine.generation.servers is not None:
+            session.engine.generation.servers.settle()
             world.host.barrier()
-            if session.servers.leads:
-                counted = session.servers.reports()
-                groups.append(len(session.servers.groups))
+            if session.engine.generation.servers.leads:
+                counted = session.engine.generation.servers.reports()
+                groups.append(len(session.engine.generation.servers.groups))
                 updates.append(sum(report.updates for report in counted) // groups[-1])
         session.close()
-        staleness.append(session.staleness)
+        staleness.append(session.engine.staleness)
         return [param.detach().clone() for param in net.parameters()]
 
     staleness: list[Any] = []
@@ -250,17 +251,21 @@ def test_server_groups_move_no_more_than_one_and_meet_as_often_as_they_should() 
     assert 2 < two["exchanges"] <= 30 // 5 + 2, "half of the updates are away from home; two more at the end"
 
 
+@pytest.mark.processes
 def test_server_groups_go_on_from_a_checkpoint_with_the_state_of_the_first(tmp_path: Path) -> None:
     text = "worker-groups:groups=2,server_groups=2,exchange_every=2"
     steps = make_steps(4)
 
     def state(session: Session) -> list[Tensor]:
-        assert session.servers is not None
-        return [session.replica.params.clone(), session.servers.vector("momentum_buffer").clone()]
+        assert session.engine.generation.servers is not None
+        return [
+            session.engine.replica.params.clone(),
+            session.engine.generation.servers.vector("momentum_buffer").clone(),
+        ]
 
     def save(world: World) -> list[Tensor]:
         net = make_net(seed=world.rank)
-        with Session(net, MOMENTUM(net), loss, world=world, strategy=text) as session:
+        with session_of(net, MOMENTUM(net), loss, world=world, strategy=text) as session:
             for step in steps:
                 session.step(*step[world.rank])
             session.save(tmp_path)
@@ -268,7 +273,7 @@ def test_server_groups_go_on_from_a_checkpoint_with_the_state_of_the_first(tmp_p
 
     def resume(world: World) -> list[Tensor]:
         net = make_net(seed=9)
-        with Session(net, MOMENTUM(net), loss, world=world, strategy=text) as session:
+        with session_of(net, MOMENTUM(net), loss, world=world, strategy=text) as session:
             session.resume(tmp_path)
             found = state(session)
             session.step(*steps[0][world.rank])
@@ -297,7 +302,7 @@ def test_no_group_is_further_ahead_than_the_bound(bound: int, monkeypatch: pytes
     def work(world: World) -> None:
         net = make_net()
         text = f"worker-groups:between=stale,bound={bound}"
-        session = Session(net, plain_sgd(net), loss, world=world, strategy=text)
+        session = session_of(net, plain_sgd(net), loss, world=world, strategy=text)
         for delay, step in zip(delays[world.rank], steps, strict=True):
             time.sleep(delay)
             session.step(*step[world.rank])
@@ -308,7 +313,7 @@ def test_no_group_is_further_ahead_than_the_bound(bound: int, monkeypatch: pytes
 
 
 def test_a_team_waits_for_its_own_only_and_not_for_those_who_left() -> None:
-    clocks = Clocks(Rule(gathers=True, teams=2), range(4))
+    clocks = Clocks(Consistency(gathers=True, teams=2), range(4))
     assert clocks.push(0, 0, 7) == []
     assert clocks.push(2, 0, 7) == [], "worker 2 is of the other team"
     assert clocks.push(1, 0, 7) == [Due(7, (0, 1))]
@@ -317,7 +322,7 @@ def test_a_team_waits_for_its_own_only_and_not_for_those_who_left() -> None:
 
 
 def test_in_place_a_team_updates_when_its_own_have_finished() -> None:
-    clocks = Clocks(Rule(gathers=True, teams=2), range(4), in_place=True)
+    clocks = Clocks(Consistency(gathers=True, teams=2), range(4), in_place=True)
     assert [clocks.push(worker, 0, 7) for worker in range(4)] == [[]] * 4
     assert clocks.finish(2, 0) == []
     assert clocks.finish(0, 0) == []

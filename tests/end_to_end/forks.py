@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from manyhands.cluster import compiler
 from manyhands.cluster.launchers import local
+from manyhands.cluster.worker import compiler
 
 _NETWORK = 0x40000000  # CLONE_NEWNET: the kind of namespace that is entered
 _PR_SET_PDEATHSIG = 1
@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     told = json.loads(sys.argv[1])
     compiler.leave_unloaded()
-    import manyhands.sessions  # noqa: F401  what all of them need
+    import manyhands.engine.session  # noqa: F401  what all of them need
 
     pids = []
     for rank in range(len(told["namespaces"])):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyhands.cluster.launchers import local
-from manyhands.cluster.seat import SERVERS
-from manyhands.lab import hosts
+from manyhands.cluster.worker.rank_info import SERVERS
+from manyhands.lab import emulated_hosts
 from tests.end_to_end.commands import TIMEOUT_S, clean_environment
 
 PORT = 29400  # free: every emulated host has all its ports to itself
@@ -28,7 +28,7 @@ class Ended:
 
 def run_on_hosts(command: list[str], places: Sequence[int], folder: Path, *, servers: int = 0) -> Ended:
     """The words of `manyhands`, or a script, in one process for each place, the host of that number; servers last."""
-    with hosts.EmulatedHosts(max(places) + 1) as net, tempfile.TemporaryDirectory() as outputs:
+    with emulated_hosts.EmulatedHosts(max(places) + 1) as net, tempfile.TemporaryDirectory() as outputs:
         world = {local.SIZE: str(len(places)), local.STORE: f"{net.address(0)}:{PORT}"}
         if servers:
             world[SERVERS] = str(servers)
@@ -64,7 +64,7 @@ def places(layout: Sequence[int]) -> list[int]:
     return [host for host, count in enumerate(layout) for _ in range(count)]
 
 
-def _sent_bytes(net: hosts.EmulatedHosts, host: int) -> int:
+def _sent_bytes(net: emulated_hosts.EmulatedHosts, host: int) -> int:
     counter = f"/sys/class/net/{net.interface(host)}/statistics/tx_bytes"
     shown = subprocess.run(
         [*net.command_prefix(host), "cat", counter], capture_output=True, text=True, check=True

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from manyhands.lab import hosts
+from manyhands.lab import emulated_hosts
 
 # Two minutes alone, and more where others use the machine: these have a command of their own (`make bench-check`).
 pytestmark = [pytest.mark.timeout(600), pytest.mark.benchmark]
@@ -27,6 +27,10 @@ OPTIONS = {
     "startup": ["--workers", "1"],
     "saving": [],
     "telemetry": [],
+    "recovery": [],
+    "placements-equality": ["equality"],
+    "placements-shards": ["shards"],
+    "placements-pipeline": ["pipeline"],
     "strategies-servers": ["servers", "--jobs", "small-mlp", "--contenders", "ours", "rpc"],
     "strategies-traffic": ["traffic", "--cases", "ring"],
     "strategies-hiding": ["hiding"],
@@ -34,13 +38,14 @@ OPTIONS = {
     "strategies-accuracy": ["accuracy", "--strategies", "single"],
 }
 AT_ONCE = 3
-WHY_NO_HOSTS = hosts.available()
+WHY_NO_HOSTS = emulated_hosts.available()
 HAS_MPICH = shutil.which("mpiexec", path=sysconfig.get_path("scripts")) is not None
 
 
 def run(name: str, out: Path) -> dict[str, Any]:
     script = FOLDER / f"{name.partition('-')[0]}.py"
-    command = [sys.executable, str(script), "--quick", "--out", "out.json", *OPTIONS[name]]
+    where = ["--out", "out.json", "--summaries", "summaries"]
+    command = [sys.executable, str(script), "--quick", *where, *OPTIONS[name]]
     environ = {**os.environ, "TMPDIR": str(out)}  # torchrun leaves files there
     with subprocess.Popen(command, cwd=out, env=environ, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -51,8 +56,27 @@ def run(name: str, out: Path) -> dict[str, Any]:
     record = json.loads((out / "out.json").read_text())
     assert record["benchmark"] == name
     assert record["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert_summaries(name, out / "summaries")
     results: dict[str, Any] = record["results"]
     return results
+
+
+def assert_summaries(name: str, folder: Path) -> None:
+    """What goes into the tree is small and says how it was made."""
+    written = list(folder.glob("*.json"))
+    assert written
+    for path in written:
+        assert path.stem.startswith(name)
+        text = path.read_text()
+        assert text.count("\n") <= 60
+        summary = json.loads(text)
+        assert summary["benchmark"] == path.stem
+        assert summary["command"].startswith(f"python benchmarks/{name.partition('-')[0]}.py --quick")
+        assert "--out" not in summary["command"]
+        assert "--summaries" not in summary["command"]
+        assert {"processor", "cores", "memory", "kernel", "python", "torch"} <= summary["machine"].keys()
+        assert summary["commit"]["hash"]
+        assert summary["measured"]
 
 
 Results = Callable[[str], dict[str, Any]]
@@ -72,9 +96,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def assert_ratios(ratios: list[dict[str, Any]], expected: list[str]) -> None:
     assert [entry["name"] for entry in ratios] == expected
     for entry in ratios:
-        assert 0 < entry["low"] == entry["value"] == entry["middle"] == entry["high"], (
-            "one round has no spread"
-        )
+        assert 0 < entry["low"] == entry["median"] == entry["high"], "one round has no spread"
+        assert entry["rounds"] == [entry["median"]]
 
 
 def test_training(results: Results) -> None:
@@ -89,13 +112,9 @@ def test_training(results: Results) -> None:
 def test_collectives(results: Results) -> None:
     found = results("collectives")["2"]
     kinds = ("ours", "ours, ordinary memory")
-    names = [
-        f"{size}, {ours} ÷ {other}"
-        for ours in kinds
-        for other in ("gloo", "mpich")
-        for size in ("4kB", "1MB")
-    ]
+    names = [f"{ours} ÷ {other}" for ours in kinds for other in ("gloo", "mpich") for _ in range(2)]
     assert_ratios(found["ratios"], names)
+    assert [entry["of"] for entry in found["ratios"]] == ["4kB", "1MB"] * 4
     for name in ("ours", "ours-ordinary", "gloo", "mpich"):
         assert len(found["turns"][name][0]) == 2, f"{name} was not a world of 2"
         assert all(seconds[0] > 0 for seconds in found["seconds"][name].values())
@@ -118,9 +137,8 @@ def test_startup(results: Results) -> None:
 def test_saving(results: Results) -> None:
     found = results("saving")
     stops = "a save of ours stops training"
-    assert_ratios(
-        found["ratios"], [f"{stops} ÷ a copy of the state into memory", f"{stops} ÷ torch.save, and the disk"]
-    )
+    beside = [f"{stops} ÷ a copy of the state into memory", f"{stops} ÷ torch.save, and the disk"]
+    assert_ratios(found["ratios"], [*beside, "a step while a checkpoint is written ÷ a step"])
     assert len(found["seconds"]["meanwhile_s"]) == 2, "training goes on while a checkpoint is written"
 
 
@@ -164,3 +182,27 @@ def test_accuracy(results: Results) -> None:
     (turn,) = results("strategies-accuracy")["single"]
     assert "error" not in turn
     assert turn["optimizer"] == "sgd:lr=0.025,momentum=0.9"
+
+
+def test_recovery(results: Results) -> None:
+    for kills in results("recovery").values():
+        assert len(kills) == 1
+    (ours,) = results("recovery")["manyhands launch"]
+    assert ours["resumed_s"] > 0, "ours goes on"
+    assert ours["same_processes"]
+
+
+def test_equality(results: Results) -> None:
+    (found,) = results("placements-equality")["small"].values()
+    assert 0 <= found < 1e-5
+
+
+def test_shards(results: Results) -> None:
+    found = results("placements-shards")
+    assert [len(turn) for turns in found.values() for turn in turns] == [4, 4] * len(found["sharded"])
+
+
+def test_pipeline(results: Results) -> None:
+    found = results("placements-pipeline")["small"]
+    assert len(found["one worker"][0]) == 1
+    assert len(found["1f1b, 2"][0]) == 2

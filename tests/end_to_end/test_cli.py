@@ -16,11 +16,11 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from manyhands import cli, data
-from manyhands.cluster import seat
 from manyhands.cluster.launchers import local
+from manyhands.cluster.worker import rank_info
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
-from manyhands.job import OPTIMIZERS
+from manyhands.job.optimizers import OPTIMIZERS
 from manyhands.models import MODELS
 from manyhands.placement import PLACEMENTS
 from manyhands.strategies import PRESETS, STRATEGIES
@@ -43,9 +43,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "last_value", None, raising=False)
-    seat._found.cache_clear()
+    rank_info._found.cache_clear()
     yield tmp_path
-    seat._found.cache_clear()
+    rank_info._found.cache_clear()
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> Done:
@@ -449,6 +449,25 @@ def test_pictures_become_an_lmdb_file(here: Path, capsys: pytest.CaptureFixture[
             data.gather(one, everything, 0), data.gather(other, everything, 0), strict=True
         ):
             assert torch.equal(left, right)
+
+
+def test_a_run_says_which_folders_it_trains_on_and_tests_with(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "val"):
+        for kind in ("cat", "dog", "eel"):
+            (here / "photos" / part / kind).mkdir(parents=True)
+            for number in range(2):
+                Image.new("RGB", (8, 8)).save(here / "photos" / part / kind / f"{number}.png")
+    said = "photos: training on train, testing with val"
+    done = call(capsys, "convert", "--data", "images:photos", "out.lmdb")
+    assert said in done.err
+    assert "6 samples to train on and 6 to test with, 3×8×8, 3 classes" in done.out
+    done = manyhands(
+        *("train", "--data", "images:photos", "--model", "mlp", "--workers", "1", "--steps", "1"), cwd=here
+    )
+    assert done.code == 0, done.err
+    assert done.err.count(said) == 1
 
 
 def test_a_broken_picture_leaves_no_half_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.cluster import cores, supervisor
+from manyhands.cluster.launcher import cores, supervisor
 from manyhands.errors import ManyhandsError, UsageError
-from manyhands.lab import hosts
+from manyhands.lab import emulated_hosts
 
-WHY_NOT = hosts.available()
+WHY_NOT = emulated_hosts.available()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 TRANSFER_BYTES = 4_000_000
@@ -59,7 +59,7 @@ def _namespaces() -> set[str]:
     )
 
 
-def _transfer(net: hosts.EmulatedHosts, source: int, target: int) -> float:
+def _transfer(net: emulated_hosts.EmulatedHosts, source: int, target: int) -> float:
     """Mbit/s of one real TCP transfer."""
     receive = [*net.command_prefix(target), sys.executable, "-c", RECEIVE, net.address(target)]
     with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
@@ -74,9 +74,9 @@ def _transfer(net: hosts.EmulatedHosts, source: int, target: int) -> float:
 
 @needs_hosts
 def test_a_link_is_as_slow_as_asked_for_in_both_directions() -> None:
-    with hosts.EmulatedHosts(2) as net:
+    with emulated_hosts.EmulatedHosts(2) as net:
         free_mbit = _transfer(net, 0, 1)
-    with hosts.EmulatedHosts(2, bandwidth_mbit=50) as net:
+    with emulated_hosts.EmulatedHosts(2, bandwidth_mbit=50) as net:
         there_mbit, back_mbit = _transfer(net, 0, 1), _transfer(net, 1, 0)
     assert there_mbit < 50 * 1.1
     assert back_mbit < 50 * 1.1
@@ -86,7 +86,7 @@ def test_a_link_is_as_slow_as_asked_for_in_both_directions() -> None:
 
 @needs_hosts
 def test_a_cut_link_carries_nothing_until_it_is_healed() -> None:
-    with hosts.EmulatedHosts(3) as net:
+    with emulated_hosts.EmulatedHosts(3) as net:
         command = [
             *net.command_prefix(1),
             sys.executable,
@@ -125,7 +125,7 @@ def test_hosts_are_apart_and_workers_run_on_them(tmp_path: Path) -> None:
         "print(os.readlink('/proc/self/ns/net'), ','.join(name for _, name in socket.if_nameindex()))\n"
     )
     said: list[tuple[int, str]] = []
-    with hosts.EmulatedHosts(2) as net:
+    with emulated_hosts.EmulatedHosts(2) as net:
         outcome = supervisor.run(
             [str(script)],
             workers=2,
@@ -146,11 +146,11 @@ def test_hosts_are_apart_and_workers_run_on_them(tmp_path: Path) -> None:
 
 @needs_hosts
 def test_an_error_inside_or_while_building_leaves_nothing() -> None:
-    with contextlib.suppress(ZeroDivisionError), hosts.EmulatedHosts(2):
+    with contextlib.suppress(ZeroDivisionError), emulated_hosts.EmulatedHosts(2):
         assert len(_namespaces()) == 3
         raise ZeroDivisionError
     assert _namespaces() == set()
-    net = hosts.EmulatedHosts(2)
+    net = emulated_hosts.EmulatedHosts(2)
     taken = net.command_prefix(1)[-1]
     subprocess.run(["ip", "netns", "add", taken], check=True)
     try:
@@ -164,4 +164,4 @@ def test_an_error_inside_or_while_building_leaves_nothing() -> None:
 @pytest.mark.parametrize(("count", "mbit"), [(0, None), (251, None), (2, 0.0), (2, -1.0)])
 def test_nonsense_is_refused(count: int, mbit: float | None) -> None:
     with pytest.raises(UsageError):
-        hosts.EmulatedHosts(count, bandwidth_mbit=mbit)
+        emulated_hosts.EmulatedHosts(count, bandwidth_mbit=mbit)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.lab import hosts
+from manyhands.lab import emulated_hosts
 from tests.end_to_end.commands import (
     BIN,
     TIMEOUT_S,
@@ -23,7 +23,7 @@ from tests.end_to_end.commands import (
 )
 from tests.end_to_end.on_hosts import places, run_on_hosts
 
-WHY_NOT = hosts.available()
+WHY_NOT = emulated_hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 # 1.5 million parameters, 5.9 MB: small enough to be quick, large enough for the gradients to be most of the bytes.
@@ -81,7 +81,7 @@ def test_train_with_a_launcher_on_each_host_is_the_same(tmp_path: Path) -> None:
     """Who comes later settles with the others how high the rate is: it is that of four workers."""
     out = tmp_path / "run"
     with ExitStack() as stack:
-        net = stack.enter_context(hosts.EmulatedHosts(2))
+        net = stack.enter_context(emulated_hosts.EmulatedHosts(2))
 
         def start(host: int, *words: str) -> subprocess.Popen[str]:
             command = [*net.command_prefix(host), str(BIN / "manyhands"), *words]
@@ -130,12 +130,12 @@ model = Skipping()
 session = mh.session(
     model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lambda m, b: m(b).square().mean(), clip_norm=0.05
 )
-chance = random.Random(session.world.rank)
+chance = random.Random(session.rank)
 for step in range(6):
-    generator = torch.Generator().manual_seed(10 * step + session.world.rank)
-    session.step(torch.randn(4 + session.world.rank, 8, generator=generator))
+    generator = torch.Generator().manual_seed(10 * step + session.rank)
+    session.step(torch.randn(4 + session.rank, 8, generator=generator))
 session.close()
-if session.world.rank == 0:
+if session.rank == 0:
     torch.save(model.state_dict(), sys.argv[1])
 """
 

@@ -37,13 +37,15 @@ model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 inputs = torch.randn({GLOBAL_BATCH * STEPS}, 20)
 data = TensorDataset(inputs, inputs[:, :4].argmax(1))
+rank = mh.rank()  # before there is a session
 session = mh.session(model, optimizer, loss)
-for batch in session.batches(data, batch_size={GLOBAL_BATCH} // session.world.size):
+assert (session.rank, session.is_main) == (rank, rank == 0)
+for batch in session.batches(data, batch_size={GLOBAL_BATCH} // session.workers):
     session.step(batch)
 session.close()
-if session.world.rank == 0:
+if session.is_main:
     state = {{name: value.clone() for name, value in model.state_dict().items()}}
-    save_file(state, sys.argv[1], {{"workers": str(session.world.size), "launcher": session.world.seat.launcher}})
+    save_file(state, sys.argv[1], {{"workers": str(session.workers), "launcher": session.world.rank_info.launcher}})
 """
 
 Launcher = Callable[[list[str], Path], Done]

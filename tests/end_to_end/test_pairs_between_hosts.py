@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from manyhands.lab import hosts
+from manyhands.lab import emulated_hosts
 from tests.end_to_end.on_hosts import places, run_on_hosts
 
-WHY_NOT = hosts.available()
+WHY_NOT = emulated_hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 LAYOUT = (2, 1)  # workers by host
@@ -46,7 +46,7 @@ def train(strategy):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(4, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
     session = mh.session(net, torch.optim.SGD(net.parameters(), lr=0.02), loss, strategy=strategy)
-    rank = session.world.rank
+    rank = session.rank
     inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(rank))
     batch = inputs, inputs.sum(1, keepdim=True)
     seen = [session.evaluate(list(zip(*batch)))["loss"]]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.lab import hosts
+from manyhands.lab import emulated_hosts
 from tests.end_to_end.commands import assert_close, on_one_host, parameters
 from tests.end_to_end.test_hosts import on_hosts
 
-WHY_NOT = hosts.available()
+WHY_NOT = emulated_hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 TRAIN = ["train", "--model", "mlp:hidden=96-64", "--steps", "6", "--batch", "16"]

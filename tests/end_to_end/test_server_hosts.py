@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from manyhands.lab import hosts
+from manyhands.lab import emulated_hosts
 from tests.end_to_end.commands import BIN, assert_close, on_one_host, parameters, run
 from tests.end_to_end.on_hosts import run_on_hosts
 from tests.end_to_end.test_hosts import PARAMETER_BYTES, TRAIN
 
-WHY_NOT = hosts.available()
+WHY_NOT = emulated_hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 STEPS = 8

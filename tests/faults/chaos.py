@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from manyhands.lab import hosts as emulation
+from manyhands.lab import emulated_hosts as emulation
 from tests.faults import harness, on_hosts
 from tests.faults.harness import Fault
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from manyhands import placement as placements
 from manyhands import strategies
-from manyhands.cluster import cores, supervisor
-from manyhands.cluster.coordination import Elastic
-from manyhands.cluster.events import Event
+from manyhands.cluster.launcher import cores, supervisor
+from manyhands.cluster.launcher.coordination import Elastic
+from manyhands.cluster.launcher.events import Event
 
 SCRIPT = Path(__file__).with_name("training.py")
 SIGNALS = {
@@ -163,7 +163,7 @@ def run(
             "OMP_NUM_THREADS": "1",
         },
         run_dir=None,
-        load="manyhands.sessions",
+        load="manyhands.engine.session",
         on_tick=on_tick,
         on_line=lambda rank, line: lines.append(f"[{rank}] {line}"),
         elastic=Elastic(
@@ -259,14 +259,21 @@ def alone_and_late(steps: Sequence[Sequence[int]], pauses: Collection[int], *, l
 
 
 def alone_and_kept_back(
-    steps: Sequence[Sequence[int]], pauses: Collection[int], *, optimizer: str, layer: str, every: int
+    steps: Sequence[Sequence[int]],
+    pauses: Collection[int],
+    *,
+    optimizer: str,
+    lr: float,
+    layer: str,
+    every: int,
 ) -> Tensor:
     """The same where of one layer the mean of so many gradients is applied at once; at a pause, of those there are."""
     from tests.faults import training
 
-    net = training.net()
-    made = training.optimizer(optimizer, net, training.LR)
-    data = training.Numbered(training.LENGTH)
+    dtype = training.precision(optimizer)
+    net = training.net(dtype)
+    made = training.optimizer(optimizer, net, lr)
+    data = training.Numbered(training.LENGTH, dtype)
     params = list(net.parameters())
     late = [name.startswith(f"{layer}.") for name, _ in net.named_parameters()]
     kept: list[tuple[Tensor, ...]] = []
@@ -296,9 +303,10 @@ def alone(
     """The parameters after the same sequence of batches in one process, by plain PyTorch."""
     from tests.faults import training
 
-    net = training.net()
+    dtype = training.precision(optimizer)
+    net = training.net(dtype)
     made = training.optimizer(optimizer, net, lr)
-    data = training.Numbered(training.LENGTH)
+    data = training.Numbered(training.LENGTH, dtype)
     for ids in steps:
         made.zero_grad()
         training.loss(net, data.batch(torch.tensor(ids), 0)).backward()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from manyhands.checkpoint import writer
 from manyhands.checkpoint.disk import Chunks, Disk
-from manyhands.checkpoint.putting import RECORD, TENSORS
+from manyhands.checkpoint.publish import RECORD, TENSORS
 
 
 class KillingDisk(Disk):

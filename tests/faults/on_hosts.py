@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manyhands.lab.hosts import EmulatedHosts
+from manyhands.lab.emulated_hosts import EmulatedHosts
 from tests.end_to_end.commands import BIN, clean_environment
 from tests.faults import harness
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from manyhands.cluster.control import Here, Over, encode, to_member
-from manyhands.cluster.coordination import Coordination, Elastic
+from manyhands.cluster.coordinator.control import Here, Over, encode, to_member
+from manyhands.cluster.launcher.coordination import Coordination, Elastic
 from manyhands.comm.transports.curve import introduce, make_keys
 
 PATIENCE_MS = 10_000
@@ -51,7 +51,13 @@ def guest(coordination: Coordination) -> Iterator[Guest]:
 def here(generation: int = 0, *, member: int = 0) -> bytes:
     return encode(
         Here(
-            member=member, generation=generation, turn=None, waits=False, has_state=False, commits=0, steps=0
+            member=member,
+            generation=generation,
+            new_generation=None,
+            waits=False,
+            has_state=False,
+            commits=0,
+            steps=0,
         )
     )
 

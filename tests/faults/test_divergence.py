@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
 from manyhands.errors import Diverged
-from manyhands.sessions import Session
 from tests.crew import in_threads
 from tests.end_to_end.commands import manyhands, parameters
+from tests.sessions import session_of
 
 ONE_WORKER = """
 import torch
@@ -22,7 +22,7 @@ session = mh.session(
     model, torch.optim.SGD(model.parameters(), lr=0.5), lambda model, batch: (model(batch) * batch).mean()
 )
 for step in range(1, 1000):
-    bad = step == 7 and session.world.rank == 1
+    bad = step == 7 and session.rank == 1
     session.step(torch.full((4, 1), float("inf") if bad else 1e-3))
     if step % 5 == 0:
         session.save()
@@ -51,7 +51,7 @@ def test_where_nobody_counts_updates_the_strategy_knows_how_late_gradients_are()
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         measure = lambda model, batch: (model(batch) * batch).mean()  # noqa: E731
-        session = Session(model, optimizer, measure, world=world, strategy="hogwild")
+        session = session_of(model, optimizer, measure, world=world, strategy="hogwild")
         session.step(torch.ones(2, 1))
         world.host.barrier()
         with pytest.raises(Diverged, match=r"about 2\.0 updates old .* rate 0\.5; .* try the rate 0\.17"):
@@ -65,7 +65,7 @@ def test_a_rising_loss_is_told_once_and_recorded(tmp_path: Path) -> None:
     def work(world: World) -> None:
         model = nn.Linear(1, 1)
         grown = iter(torch.arange(1.0, 1000.0))
-        session = Session(
+        session = session_of(
             model,
             torch.optim.SGD(model.parameters(), lr=0.0),
             lambda model, batch: next(grown) + 0 * model(batch).sum(),
@@ -86,7 +86,7 @@ def test_a_rising_loss_is_told_once_and_recorded(tmp_path: Path) -> None:
 def test_parameters_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     def work(world: World) -> None:
         model = nn.Linear(1, 1)
-        with Session(
+        with session_of(
             model,
             torch.optim.SGD(model.parameters(), lr=1.0),
             lambda model, batch: model(batch).mean(),

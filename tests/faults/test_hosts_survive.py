@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.lab import hosts
+from manyhands.lab import emulated_hosts
 from tests.faults import checks, harness, on_hosts
 from tests.faults.on_hosts import Fault, Ran
 
-WHY_NOT = hosts.available()
+WHY_NOT = emulated_hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from manyhands import strategies
-from manyhands.cli.again import Again
-from manyhands.cli.running import elastic_terms
-from manyhands.cluster.events import Event
-from manyhands.cluster.supervisor import Outcome
-from manyhands.cluster.world import World
+from manyhands.cli.restart import Restart
+from manyhands.cli.run import elastic_terms
+from manyhands.cluster.launcher.events import Event
+from manyhands.cluster.launcher.supervisor import Outcome
+from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
 from manyhands.placement import Mesh
-from manyhands.sessions import Session
 from tests.crew import in_threads
 from tests.end_to_end.commands import manyhands, parameters
+from tests.sessions import session_of
 
 PLACEMENT = "pipeline:microbatches=2,split=2"
 
@@ -50,7 +50,7 @@ while session.epoch < 2:
         session.step(batch)
         if session.steps == 4:
             session.save(wait=True)
-        if session.steps == 7 and session.world.rank == 1 and not Path("died").exists():
+        if session.steps == 7 and session.rank == 1 and not Path("died").exists():
             Path("died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 session.save(wait=True)
@@ -65,7 +65,7 @@ def undisturbed() -> dict[str, Tensor]:
 
     def work(world: World) -> dict[str, Tensor]:
         data, model, optimizer = made[world.rank]
-        session = Session(model, optimizer, scope["loss"], world=world, placement=PLACEMENT)
+        session = session_of(model, optimizer, scope["loss"], world=world, placement=PLACEMENT)
         while session.epoch < 2:
             for batch in session.batches(data, batch_size=10):
                 session.step(batch)
@@ -104,7 +104,7 @@ def end(
         started.append(command)
         return outcomes[len(started) - 1]
 
-    again = Again(command=["job"], resume=["--resume"], times=times)
+    again = Restart(command=["job"], resume=["--resume"], times=times)
     return again.run(attempt, run, told.append), started, told
 
 

@@ -85,7 +85,7 @@ data = [(torch.randn(6), torch.tensor(n % 3)) for n in range(60)]
 model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
 session = mh.session(model, torch.optim.Adam(model.parameters()), lambda m, b: F.cross_entropy(m(b[0]), b[1]))
 session.resume()
-number = session.world.rank
+number = session.rank
 for batch in session.batches(data, batch_size=5):
     session.step(batch)
     if session.steps == 2:

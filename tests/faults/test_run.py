@@ -229,7 +229,7 @@ def deep_inside():
 mode = sys.argv[1]
 model = torch.nn.Linear(2, 1)
 session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
-rank = session.world.rank
+rank = session.rank
 count = 4 if mode == "last" else 1_000_000_000
 for number, batch in enumerate(session.batches(itertools.repeat(torch.ones(4, 2), count))):
     session.step(batch)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyhands.lab import hosts
+from manyhands.lab import emulated_hosts
 from tests.faults import checks, on_hosts, training
 from tests.faults.on_hosts import Fault
 
-WHY_NOT = hosts.available()
+WHY_NOT = emulated_hosts.available()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 BATCH = 8
@@ -57,7 +57,7 @@ def test_every_update_that_a_worker_was_told_of_is_there(tmp_path: Path) -> None
     assert len(ran.ends) == 1, ran.said
     checks.nothing_lost(ran, ran.fired, faults)
     assert [len(event["servers"]) for event in ran.of("host")] == [2]
-    counts = ran.parameters(0).view(training.LENGTH, -1)
+    counts = training.counted(ran.parameters(0))
     assert float(counts.min()) == checks.EPOCHS, "no update is lost"
     again = (counts > checks.EPOCHS).any(dim=1)
     assert int(again.sum()) <= 3 * BATCH, "at most the step that each worker was in"

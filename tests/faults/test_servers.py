@@ -78,9 +78,9 @@ model = torch.nn.Linear(2, 1)
 session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: model(batch).mean())
 for number in range(6):
     session.step(torch.ones(4, 2))
-    if number == 3 and sys.argv[1:] == ["fails"] and session.world.rank == 1:
+    if number == 3 and sys.argv[1:] == ["fails"] and session.rank == 1:
         raise RuntimeError("the user's own mistake")
-print("done", session.world.rank)
+print("done", session.rank)
 """
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.cluster import cores, supervisor
+from manyhands.cluster.launcher import cores, supervisor
 from manyhands.errors import ManyhandsError
 
 LONG_S = 30.0

@@ -1,4 +1,7 @@
-"""Workers die, hang, leave and join, and the others go on: their processes, parameters and samples stay right."""
+"""Workers die, hang, leave and join, and the others go on: their processes, parameters and samples stay right.
+
+`test_deaths.py` kills under everything registered; here are the other kinds of fault, and the instants that matter.
+"""
 
 import random
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from manyhands.strategies.partners import pairs
 from tests.faults import checks, harness, training
 from tests.faults.harness import Fault, Logs, Ran
 
@@ -71,16 +75,16 @@ def test_the_dead_are_replaced_and_the_new_ones_take_over(tmp_path: Path) -> Non
     assert ran.ends[1]["workers"] == 3
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["all-reduce:topology=ring", "double-buffer", "local-sgd:period=4", "tournament", "hogwild", "ad-psgd"],
-)
-def test_a_worker_dies_under_other_strategies(strategy: str, tmp_path: Path) -> None:
-    faults = [Fault(0, 13), Fault(2, 33)]
-    ran = harness.run(tmp_path, faults, strategy=strategy)
-    check(ran, faults, {1})
-    if "ring" in strategy:
-        checks.one_history(ran, "momentum")
+def test_groups_are_formed_anew_after_every_death(tmp_path: Path) -> None:
+    """Halves of 6, 5, 4, 3 and 2 workers, then one that is left alone."""
+    faults = [Fault(5, 4), Fault(1, 8), Fault(3, 12), Fault(0, 16), Fault(4, 20)]
+    ran = harness.run(tmp_path, faults, workers=6, strategy="hierarchical-local-sgd:groups=2")
+    check(ran, faults, {2})
+    told = [event.text for event in ran.of("death")]
+    assert [text.partition(" begun again with ")[2].partition(",")[0] for text in told] == [
+        *[f"{workers} workers" for workers in (5, 4, 3, 2)],
+        "1 worker",
+    ]
 
 
 def test_a_sum_under_way_is_made_again_without_the_dead_worker(tmp_path: Path) -> None:
@@ -95,41 +99,28 @@ def test_a_sum_under_way_is_made_again_without_the_dead_worker(tmp_path: Path) -
     torch.testing.assert_close(ran.parameters(0), together, rtol=1e-6, atol=1e-6)
 
 
-KEPT_BACK = "parameter-server:sync,cache=true,every=2=3"  # by the worker that speaks for the host
-SERVED = [
-    "parameter-server:sync",
-    "parameter-server:async",
-    "parameter-server:stale,bound=1",
-    "parameter-server:sync,every=2=3",
-    "parameter-server:sync,cache=true",
-    KEPT_BACK,
-    "downpour:fetch=2,push=3",
-    "worker-groups:groups=2",
-    "worker-groups:groups=2,server_groups=2",
-]
-
-
-def check_history(strategy: str, ran: Ran, optimizer: str) -> None:
-    """Where workers take every step together, one process that has made the same steps has the same parameters."""
-    if strategy == KEPT_BACK:
-        pauses = {row["steps"] for row in ran.logs[1] if row["kind"] == "evaluated"}
-        together = harness.alone_and_kept_back(
-            ran.committed(), pauses, optimizer=optimizer, layer="2", every=3
-        )
-        torch.testing.assert_close(ran.parameters(1), together, rtol=1e-6, atol=1e-6)
-    elif "sync" in strategy and "async" not in strategy and "every" not in strategy:
-        checks.one_history(ran, optimizer)
-
-
-@pytest.mark.parametrize("strategy", [*SERVED, "sandblaster"])
-def test_a_worker_dies_under_servers(strategy: str, tmp_path: Path) -> None:
-    """In the end the groups of `worker-groups` are one worker and none, and so are the parties of server groups."""
-    workers = 4 if "groups" in strategy else 3
-    faults = [Fault(0, 13), Fault(2, 33), Fault(3, 23)][: workers - 1]
-    optimizer = "LBFGS" if strategy == "sandblaster" else "momentum"
-    ran = harness.run(tmp_path, faults, workers=workers, strategy=strategy, servers=2, optimizer=optimizer)
-    check(ran, faults, {1})
-    check_history(strategy, ran, optimizer)
+@pytest.mark.parametrize(
+    ("strategy", "workers", "dead"),
+    [
+        ("gossip", 3, pairs(3, 5)[-1]),  # it sat out in step 5
+        ("gossip", 4, pairs(4, 5)[0]),  # they met in step 5, and no third worker has heard of them
+        ("hierarchical-local-sgd:local_period=1,global_period=8,groups=2", 3, [0]),
+        ("local-sgd:period=4", 3, [1]),
+    ],
+)
+def test_the_effect_of_every_sample_survives(
+    strategy: str, workers: int, dead: list[int], tmp_path: Path
+) -> None:
+    """Counted in the parameters themselves: what the dead alone had learned, the others learn again."""
+    faults = [Fault(who, 6) for who in dead]
+    settings = {"counts": True, "optimizer": "plain", "lr": 1.0, "epochs": 1}
+    ran = harness.run(tmp_path, faults, workers=workers, strategy=strategy, **settings)
+    assert sorted(ran.fired, key=str) == sorted(faults, key=str)
+    assert set(ran.ends) == set(range(workers)) - set(dead)
+    for number, end in ran.ends.items():
+        assert end["tally"] == {"once": training.LENGTH, "twice": 0, "never": 0}
+        counts = training.counted(ran.parameters(number))
+        assert int((counts == 0).flatten(1).any(1).sum()) == 0, "samples that no replica has learned from"
 
 
 def test_a_worker_dies_in_the_middle_of_an_update_by_an_optimizer_that_nobody_knows(tmp_path: Path) -> None:
@@ -147,30 +138,3 @@ def test_a_server_dies_in_the_middle_of_an_update_by_such_an_optimizer(tmp_path:
     check(ran, faults, {0, 1, 2})
     assert len(ran.of("server")) == 1
     checks.one_history(ran, **settings)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        *(one for one in SERVED if "stale" not in one and one != "parameter-server:sync,every=2=3"),
-        "sandblaster",
-    ],
-)
-def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_path: Path) -> None:
-    workers = 4 if "groups" in strategy else 3
-    faults = [Fault(1, 0.2, "server")]
-    ran = harness.run(
-        tmp_path,
-        faults,
-        workers=workers,
-        strategy=strategy,
-        servers=2,
-        replace=1,
-        optimizer="LBFGS" if strategy == "sandblaster" else "Adam",
-        pause_s=0.02,
-    )
-    check(ran, faults, set(range(workers)))
-    assert [event.text for event in ran.of("server")] == [
-        "server 1 died (killed by SIGKILL): another takes over from it"
-    ]
-    check_history(strategy, ran, "Adam")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from manyhands import checkpoint
-from manyhands.checkpoint import background, record_file, tensor_file
-from manyhands.cluster.world import World
+from manyhands.checkpoint import background_write, record_file, tensor_file
+from manyhands.cluster.worker.world import World
 from tests.contracts.test_checkpoint import (
     Scenario,
     check_after_crash,
@@ -125,18 +125,18 @@ def test_a_session_whose_writer_is_killed_at_every_operation_never_loses_what_it
         at = 0
         while not count.exists():
             train(session, 1)
-            monkeypatch.setattr(background, "_START", start(at))
+            monkeypatch.setattr(background_write, "_START", start(at))
             session.save(directory, keep=2)
-            is_saved = session.saver.outcome() == ""
+            is_saved = session.engine.saver.outcome() == ""
             complete += [session.steps] if is_saved else []
             if complete:
                 assert checkpoint.load(directory)[1]["steps"] in {complete[-1], session.steps}
             # Every other time, one save comes through.
             if not is_saved and at % 2:
                 train(session, 1)
-                monkeypatch.setattr(background, "_START", start(NEVER))
+                monkeypatch.setattr(background_write, "_START", start(NEVER))
                 session.save(directory, keep=2)
-                assert session.saver.outcome() == ""
+                assert session.engine.saver.outcome() == ""
                 complete.append(session.steps)
                 count.unlink()
             at += 1

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyhands import placement, strategies
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.errors import PeerLost, UsageError
 from manyhands.placement import PLACEMENTS
-from manyhands.placement.stages.schedule import SCHEDULES
+from manyhands.placement.pipeline.timetable import SCHEDULES
 from manyhands.strategies import PRESETS, STRATEGIES, Asked
 from tests.crew import in_threads
 from tests.golden.arithmetic import (
@@ -144,8 +144,8 @@ def _run_strategy(case: Case) -> list[tuple[list[float], bytes]]:
             for step, turn in itertools.product(range(STEPS), range(turns)):
                 if world.rank * turns // case.workers == turn:
                     losses.append(session.step(*brought(step, world.rank)))
-                    if not strategy.repeatable and session.servers is not None:
-                        session.servers.settle()
+                    if not strategy.repeatable and session.engine.generation.servers is not None:
+                        session.engine.generation.servers.settle()
                 if not strategy.repeatable:
                     barrier.wait(PATIENCE_S)
         session.close()
@@ -186,7 +186,7 @@ def _run_placement(case: Case) -> list[tuple[list[float], bytes]]:
         example = make_batch("example", PLACED_SAMPLES)
         optimizer = OPTIMIZERS[case.optimizer](net)
         session = session_of(net, optimizer, loss, world=world, placement=case.text, example=example)
-        feed, feeds = session.placing.feed, session.placing.mesh.feeds
+        feed, feeds = session.engine.placed.feed, session.engine.placed.mesh.feeds
         losses = [session.step(_share(step, feed, feeds)) for step in range(STEPS)]
         session.close()
         return losses, as_bytes(list(net.parameters()), coarse=False)

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from manyhands import strategies
 from manyhands.cli import main
-from manyhands.cluster.world import World
+from manyhands.cluster.worker.world import World
+from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from manyhands.sessions import Session
 from tests.crew import in_threads
 from tests.pages import DOCS, blocks
+from tests.sessions import session_of
 
 NAME = "averaging"
 PAGE = DOCS / "adding-a-strategy.md"
@@ -56,7 +57,7 @@ def trained(
             for param in net.parameters():
                 param.copy_(torch.linspace(-0.5, 0.5, param.numel()).view(param.shape))
         seen = []
-        with Session(
+        with session_of(
             net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world, strategy=strategy
         ) as session:
             inputs = torch.randn(20, 8, generator=generator, dtype=torch.float64)
@@ -71,7 +72,7 @@ def trained(
 
 def test_replicas_part_between_averages_and_meet_at_each() -> None:
     def look(session: Session) -> Tensor:
-        return session.replica.params.clone()
+        return session.engine.replica.params.clone()
 
     (_, one), (_, two) = trained(f"{NAME}:period=3", look=look)
     meet = [torch.equal(a, b) for a, b in zip(one, two, strict=True)]
@@ -80,7 +81,7 @@ def test_replicas_part_between_averages_and_meet_at_each() -> None:
 
 def test_it_learns() -> None:
     def look(session: Session) -> float:
-        return session.last_loss
+        return session.engine.progress.last_loss
 
     for _, losses in trained(f"{NAME}:period=2", look=look):
         assert losses[-1] < losses[0]
@@ -96,7 +97,7 @@ def test_averaging_in_every_step_is_synchronous_training() -> None:
 def test_a_worker_without_data_does_not_hold_up_the_others() -> None:
     def work(world: World) -> int:
         net = nn.Linear(4, 2)
-        session = Session(
+        session = session_of(
             net,
             torch.optim.SGD(net.parameters(), lr=0.1),
             loss,

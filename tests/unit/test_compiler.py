@@ -3,9 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import sys
-from manyhands.cluster import compiler
+from manyhands.cluster.worker import compiler
 compiler.leave_unloaded()
 
 import torch

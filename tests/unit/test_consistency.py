@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.replica.layout import Shape, lay_out
-from manyhands.replica.updates import Updates
-from manyhands.servers.consistency import ASYNC, SYNC, Clocks, Due, OutOfTurn, Rule, stale
-from manyhands.servers.messages import Finish, Leave, Pull, Push, Values
-from manyhands.servers.ownership import share_out
-from manyhands.servers.shard import Shard
+from manyhands.replica.optimizer.updates import Updates
+from manyhands.servers.process.shard import Shard
+from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, Due, OutOfTurn, stale
+from manyhands.servers.protocol.messages import Finish, Leave, Pull, Push, Values
+from manyhands.servers.protocol.ownership import share_out
 
 RATE = 0.5
 WORKERS = 3
@@ -26,7 +26,7 @@ RULES = {"sync": SYNC, "async": ASYNC, "stale 0": stale(0), "stale 1": stale(1),
 class Plain:
     """The same rules as a person would write them down: values in a dictionary, everything looked up anew."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Consistency) -> None:
         self.rule = rule
         self.values = {group.index: float(group.index) for group in GROUPS}
         self.pushed: dict[tuple[int, int], dict[int, float]] = {}  # by step and group: by worker
@@ -51,7 +51,7 @@ class Plain:
 class Real:
     """A shard, with what it has answered."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Consistency) -> None:
         self.params = torch.zeros(LAYOUT.length, dtype=torch.float64)
         for group in GROUPS:
             self.params[group.slice] = float(group.index)

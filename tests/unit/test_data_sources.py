@@ -121,6 +121,37 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
         part.batch(torch.arange(len(part)), 0)
 
 
+@pytest.mark.parametrize("tested", ["test", "val", "valid", "validation"])
+def test_folders_named_train_and_val_are_the_split(tmp_path: Path, tested: str) -> None:
+    three = COLOURS | {"green": (0, 255, 0)}
+    write_pictures(tmp_path / "train", three)
+    write_pictures(tmp_path / tested, three, count=4)
+    data = load(f"images:{tmp_path}")
+    assert (len(data.train), len(data.test), data.classes) == (30, 12, 3)
+    assert data.note == f"{tmp_path}: training on train, testing with {tested}"
+
+
+def test_of_two_test_folders_the_first_is_used_and_the_other_named(tmp_path: Path) -> None:
+    for part, count in (("train", 10), ("val", 4), ("test", 3)):
+        write_pictures(tmp_path / part, COLOURS, count)
+    data = load(f"images:{tmp_path}")
+    assert (len(data.train), len(data.test)) == (20, 6)
+    assert data.note.endswith("training on train, testing with test; val unused")
+
+
+def test_a_train_folder_alone_is_split(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train", COLOURS)
+    data = load(f"images:{tmp_path}")
+    assert (len(data.train), len(data.test), data.classes) == (18, 2, 2)
+    assert data.note.endswith("training on train, a tenth of it held out for testing")
+
+
+def test_pictures_of_trains_are_a_class(tmp_path: Path) -> None:
+    write_pictures(tmp_path, {"car": (0, 0, 255), "train": (255, 0, 0)})
+    data = load(f"images:{tmp_path}")
+    assert (data.classes, data.note) == (2, "")
+
+
 def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "empty" / "class").mkdir(parents=True)
     with pytest.raises(DataError, match="0 pictures in 1 class folders"):
@@ -231,6 +262,7 @@ def _first_labels(dataset: StoredSet, answer: "SimpleQueue[list[int]]") -> None:
     answer.put(dataset.batch(torch.arange(20), 0)[1].tolist())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_lmdb_is_read_in_several_processes(tmp_path: Path, method: str) -> None:
     pytest.importorskip("lmdb")

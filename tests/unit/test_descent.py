@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from manyhands.replica.descent import MOMENTUM, PARAMS, ROOM, Descent, is_simple
+from manyhands.replica.optimizer.descent import MOMENTUM, PARAMS, ROOM, Descent, is_simple
 
 SETTINGS = list(itertools.product([0.0, 0.9], [0.0, 0.01]))
 

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.cluster.hosts import Neighbourhood
-from manyhands.cluster.seat import Seat
+from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.comm.transports.arena import Arena
-from manyhands.servers.consistency import OutOfTurn
-from manyhands.servers.exchange import Exchange, Reply
-from manyhands.servers.memory import Memory
-from manyhands.servers.messages import Done, Gain, Level, Meet
-from manyhands.servers.party import own_party
+from manyhands.servers.process.exchange import Exchange, Reply
+from manyhands.servers.protocol.consistency import OutOfTurn
+from manyhands.servers.protocol.messages import Done, Gain, Level, Meet
+from manyhands.servers.protocol.server_group import own_party
+from manyhands.servers.transport.host_memory import HostMemory
 
 COUNT = 3
 LENGTH = 4  # of a group
@@ -36,15 +36,17 @@ class Crowd:
     def __init__(self, every: int, hosts: tuple[tuple[int, ...], ...]) -> None:
         self.fds = [os.memfd_create("test") for _ in hosts]
         self.arenas = [Arena(fd) for fd in self.fds]
-        seats = [
-            Seat(rank=COUNT + number, size=2 * COUNT, servers=COUNT, launcher="test")
+        rank_infos = [
+            RankInfo(rank=COUNT + number, size=2 * COUNT, servers=COUNT, launcher="test")
             for number in range(COUNT)
         ]
         self.every = every
-        self.parties = [own_party(seat, Neighbourhood(hosts=hosts, memory_fd=-1), COUNT) for seat in seats]
+        self.parties = [
+            own_party(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), COUNT) for rank_info in rank_infos
+        ]
         self.arena_of = [
-            next(arena for arena, ranks in zip(self.arenas, hosts, strict=True) if seat.rank in ranks)
-            for seat in seats
+            next(arena for arena, ranks in zip(self.arenas, hosts, strict=True) if rank_info.rank in ranks)
+            for rank_info in rank_infos
         ]
         self.params = [self.memory(self.arena_of[number], number).params for number in range(COUNT)]
         self.servers = [self.server(number) for number in range(COUNT)]
@@ -74,8 +76,8 @@ class Crowd:
             self.post(number, self.servers[number].reunite(self.parties[number].guest(other)))
             self.post(other, self.servers[other].reunite(self.parties[other].guest(number)))
 
-    def memory(self, arena: Arena, number: int) -> Memory:
-        return Memory(
+    def memory(self, arena: Arena, number: int) -> HostMemory:
+        return HostMemory(
             arena,
             length=len(GROUPS) * LENGTH,
             dtype=torch.float64,
@@ -251,10 +253,10 @@ def test_parties_divide_workers_by_host_and_servers_alike() -> None:
     hosts = ((0, 2, 4, 6), (1, 3, 5, 7))  # ranks dealt out to two hosts in turn
     numbers = {}
     for rank in range(8):
-        seat = Seat(rank=rank, size=8, servers=2, launcher="test")
-        party = own_party(seat, Neighbourhood(hosts=hosts, memory_fd=-1), 2)
-        numbers[rank] = party.number, party.seat.rank
-        assert (party.seat.size, party.seat.servers) == (4, 1)
+        rank_info = RankInfo(rank=rank, size=8, servers=2, launcher="test")
+        party = own_party(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), 2)
+        numbers[rank] = party.number, party.rank_info.rank
+        assert (party.rank_info.size, party.rank_info.servers) == (4, 1)
         assert party.neighbours.hosts == ((0, 1, 2, 3),), "each host has its own server"
         assert not party.near
     assert numbers == {0: (0, 0), 2: (0, 1), 4: (0, 2), 6: (0, 3), 1: (1, 0), 3: (1, 1), 5: (1, 2), 7: (1, 3)}

@@ -9,10 +9,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from manyhands import fairness, job, strategies
-from manyhands.plan import Cluster, Plan, Train
+from manyhands import strategies
+from manyhands.job import learning_rate, rate_schedule
+from manyhands.job.plan import Cluster, Plan, Train
 from manyhands.strategies import STRATEGIES
-from manyhands.strategies.strategy import Strategy
+from manyhands.strategies.interface import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +26,14 @@ class EachAlone(Strategy):
     pass
 
 
-def rate(terms: fairness.Terms) -> float:
+def rate(terms: learning_rate.Terms) -> float:
     return float(terms.optimizer.partition("lr=")[2].partition(",")[0])
 
 
 @pytest.mark.parametrize(("workers", "scale"), [(1, 1), (2, 2), (4, 4), (8, 4)])
 def test_the_rate_grows_with_the_batches_in_an_update_up_to_a_limit(workers: int, scale: int) -> None:
-    base = rate(fairness.terms("cnn", EachAlone(), workers))
-    together = fairness.terms("cnn", Together(), workers)
+    base = rate(learning_rate.terms("cnn", EachAlone(), workers))
+    together = learning_rate.terms("cnn", Together(), workers)
     assert rate(together) == pytest.approx(scale * base)
     assert together.batches_per_update == workers
     assert together.warm_up_epochs == (1.0 if workers > 1 else 0.0)
@@ -42,17 +43,17 @@ def test_the_rate_grows_with_the_batches_in_an_update_up_to_a_limit(workers: int
 
 def test_one_batch_per_update_has_the_base_rate_and_no_warm_up() -> None:
     for workers in (1, 4):
-        terms = fairness.terms("cnn", EachAlone(), workers)
-        assert (terms.optimizer, terms.warm_up_epochs) == (fairness.BASE, 0.0)
+        terms = learning_rate.terms("cnn", EachAlone(), workers)
+        assert (terms.optimizer, terms.warm_up_epochs) == (learning_rate.BASE, 0.0)
 
 
 def test_late_gradients_get_a_smaller_rate() -> None:
     for text in ("hogwild", "parameter-server:async", "stale"):
         strategy = strategies.parse(text)
-        alone, four = (fairness.terms("cnn", strategy, workers) for workers in (1, 4))
+        alone, four = (learning_rate.terms("cnn", strategy, workers) for workers in (1, 4))
         assert rate(four) == pytest.approx(rate(alone) / 4)
         assert "3 updates late" in four.why
-    assert "late" not in fairness.terms("cnn", strategies.parse("parameter-server"), 4).why
+    assert "late" not in learning_rate.terms("cnn", strategies.parse("parameter-server"), 4).why
 
 
 @pytest.mark.parametrize(
@@ -81,34 +82,34 @@ def test_what_goes_into_an_update_and_how_late_it_is(
 
 
 def test_both_corrections_are_told_with_their_reasons() -> None:
-    terms = fairness.terms("cnn", strategies.parse("two-level"), 16, hosts=2)
+    terms = learning_rate.terms("cnn", strategies.parse("two-level"), 16, hosts=2)
     assert terms.why == (
         "learning rate 0.05 = 0.025 × 4 ÷ 2, reached in the first epoch: every update is made from 8 batches, of which "
         "4 count, and gradients are about 1 update late"
     )
     assert terms.warm_up_epochs == 1.0
-    adaptive = fairness.terms("cnn", strategies.parse("downpour:fetch=5,push=5"), 4)
+    adaptive = learning_rate.terms("cnn", strategies.parse("downpour:fetch=5,push=5"), 4)
     assert "0.01 = 0.02 × √4 ÷ 4" in adaptive.why
 
 
 def test_methods_that_divide_by_the_gradient_scale_with_the_root() -> None:
-    base = fairness.terms("transformer", Together(), 1)
-    four = fairness.terms("transformer", Together(), 4)
+    base = learning_rate.terms("transformer", Together(), 1)
+    four = learning_rate.terms("transformer", Together(), 4)
     assert rate(four) == pytest.approx(2 * rate(base))
     assert four.optimizer.startswith("adamw:")
 
 
 def test_accumulated_batches_are_in_the_update_too() -> None:
-    assert rate(fairness.terms("cnn", EachAlone(), 4, accumulate=2)) == pytest.approx(
-        2 * rate(fairness.terms("cnn", EachAlone(), 4))
+    assert rate(learning_rate.terms("cnn", EachAlone(), 4, accumulate=2)) == pytest.approx(
+        2 * rate(learning_rate.terms("cnn", EachAlone(), 4))
     )
 
 
 def test_all_see_the_same_samples_and_differ_in_updates() -> None:
     epoch = 1280
-    assert fairness.updates(epoch, 32, 4) == 10
-    assert fairness.updates(epoch, 32, 1) == 40
-    assert fairness.updates(epoch + 1, 32, 4) == 11
+    assert learning_rate.updates(epoch, 32, 4) == 10
+    assert learning_rate.updates(epoch, 32, 1) == 40
+    assert learning_rate.updates(epoch + 1, 32, 4) == 11
 
 
 def test_averaging_after_every_step_is_an_update_from_all() -> None:
@@ -150,7 +151,7 @@ def test_a_plan_without_a_batch_gets_what_its_strategy_wants() -> None:
 
 def rates(train: Train, total: int, steps_per_epoch: int) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = job.scheduled(optimizer, job.Share(train, total, steps_per_epoch))
+    scheduler = rate_schedule.scheduled(optimizer, rate_schedule.RateSchedule(train, total, steps_per_epoch))
     seen = []
     for _ in range(total):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -172,8 +173,8 @@ def test_who_comes_later_reckons_with_what_the_first_ones_did() -> None:
     """It may find other workers than those with whom the run began."""
     first, later = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr) for lr in (0.3, 0.4))
     train = Train(warm_up=1.0, schedule="cosine")
-    theirs = job.scheduled(first, job.Share(train, 40, 10))
-    ours = job.scheduled(later, job.Share(train, 60, 15))
+    theirs = rate_schedule.scheduled(first, rate_schedule.RateSchedule(train, 40, 10))
+    ours = rate_schedule.scheduled(later, rate_schedule.RateSchedule(train, 60, 15))
     assert theirs
     assert ours
     first.step()
@@ -185,6 +186,7 @@ def test_who_comes_later_reckons_with_what_the_first_ones_did() -> None:
     assert later.param_groups[0]["lr"] == first.param_groups[0]["lr"]
 
 
+@pytest.mark.processes
 def test_the_rule_needs_no_torch() -> None:
-    code = "import sys, manyhands.fairness; sys.exit('torch' in sys.modules)"
+    code = "import sys, manyhands.job.learning_rate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

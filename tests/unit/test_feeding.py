@@ -1,6 +1,6 @@
 """What workers that nobody waits for know of each other's data, in whichever dealing each of them is."""
 
-from manyhands.feeding import Feed, InHand
+from manyhands.engine.feed import Feed, Outstanding
 
 LENGTH = 24  # three rounds of two workers with four samples each
 
@@ -44,9 +44,9 @@ def test_whoever_is_in_a_later_dealing_has_used_all_of_this_one() -> None:
 def test_what_is_in_hand_stays_there_round_by_round() -> None:
     feed = begun()
     feed.drawn, feed.used = 2, 1
-    in_hand = feed.in_hand(0)
-    assert (len(in_hand.rounds), in_hand.used) == (2, 1)
-    feed.deal(2, [InHand(), in_hand], worker=1)
+    outstanding = feed.outstanding(0)
+    assert (len(outstanding.rounds), outstanding.used) == (2, 1)
+    feed.deal(2, [Outstanding(), outstanding], worker=1)
     assert (feed.drawn, feed.used) == (2, 1)
     assert committed(feed) == 4, "what was in a step"
-    assert len(feed.in_hand(1).rounds) == 1
+    assert len(feed.outstanding(1).rounds) == 1

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyhands.replica.updates import Updates
-from manyhands.servers.holding import Holding
-from manyhands.servers.ownership import LOTS, Group, assign
-from manyhands.servers.scheme import Scheme, describe
+from manyhands.replica.optimizer.updates import Updates
+from manyhands.servers.process.backup import Backup
+from manyhands.servers.protocol.ownership import LOTS, SpanGroup, assign
+from manyhands.servers.protocol.scheme import Scheme, describe
 
 USED = {0: 7}
 
@@ -28,7 +28,7 @@ def scheme() -> Scheme:
     return describe(made, adam(made), LOTS)
 
 
-def server(*, goes_back: bool = True) -> Holding:
+def server(*, goes_back: bool = True) -> Backup:
     """One that has been given all groups, with the same values."""
     made, known = model(), scheme()
     vectors = {name: torch.zeros(known.layout.length) for name in ("params", *known.states)}
@@ -36,23 +36,23 @@ def server(*, goes_back: bool = True) -> Holding:
         vectors["params"][place.start : place.stop] = param.detach().view(-1)
     optimizer = adam(made)
     updates = Updates(optimizer, known.layout, vectors["params"], allocate=vectors.__getitem__, exact=False)
-    holding = Holding(known.groups, optimizer, updates, vectors["params"], goes_back=goes_back)
+    holding = Backup(known.groups, optimizer, updates, vectors["params"], goes_back=goes_back)
     holding.begin_generation(1)
     for group in known.groups:
         holding.begin(group.index)
     return holding
 
 
-def gradient(group: Group, step: int) -> Tensor:
+def gradient(group: SpanGroup, step: int) -> Tensor:
     return torch.randn(group.length, generator=torch.Generator().manual_seed(100 * step + group.index))
 
 
-def update(holding: Holding, groups: Sequence[Group], step: int) -> None:
+def update(holding: Backup, groups: Sequence[SpanGroup], step: int) -> None:
     for group in groups:
         holding.apply(group.index, gradient(group, step), frozenset(), USED)
 
 
-def alike(one: Holding, other: Holding) -> bool:
+def alike(one: Backup, other: Backup) -> bool:
     return all(torch.equal(one.vectors[name], other.vectors[name]) for name in one.vectors)
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from tests.pages import DOCS, ROOT, rows
 
 PACKAGE = ROOT / "manyhands"
 
-# Imports that point upward, for a type only: (the file, what it imports).
-UPWARD = {("resuming", "sessions"), ("recovery", "sessions")}
+EVERYWHERE = {"telemetry", "errors"}
+"""What every part may import."""
+
+MOST_LAYERS = 10
 
 FACE = "manyhands"
 """The package itself: the public names."""
@@ -41,7 +44,7 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 def part_of(module: str) -> str:
     """The part that a module belongs to: the longest name in the table that it begins with."""
     inside = module.removeprefix(FACE).lstrip(".")
-    found = [part for part in LAYERS if f"{inside}.".startswith(f"{part}.")]
+    found = [part for part in (*LAYERS, *EVERYWHERE) if f"{inside}.".startswith(f"{part}.")]
     return max(found, key=len) if found else inside or FACE
 
 
@@ -61,7 +64,8 @@ def imports(module: str, path: Path) -> Iterator[tuple[str, int]]:
 
 
 def test_every_part_has_a_layer() -> None:
-    assert {part_of(module) for module in MODULES} == set(LAYERS)
+    assert {part_of(module) for module in MODULES} == set(LAYERS) | EVERYWHERE
+    assert set(LAYERS.values()) == set(range(1, MOST_LAYERS + 1))
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -69,27 +73,18 @@ def test_imports_point_downward(module: str) -> None:
     mine = part_of(module)
     for imported, line in imports(module, MODULES[module]):
         other = part_of(imported)
-        if other != mine and (mine, other) not in UPWARD:
-            assert LAYERS[other] > LAYERS[mine], (
-                f"{MODULES[module].relative_to(ROOT)}:{line}: {mine} (layer {LAYERS[mine]}) imports {other} "
-                f"(layer {LAYERS[other]})"
-            )
+        if other == mine or other in EVERYWHERE:
+            continue
+        where = f"{MODULES[module].relative_to(ROOT)}:{line}"
+        assert mine not in EVERYWHERE, f"{where}: {mine} imports {other}, and every part imports {mine}"
+        assert LAYERS[other] > LAYERS[mine], (
+            f"{where}: {mine} (layer {LAYERS[mine]}) imports {other} (layer {LAYERS[other]})"
+        )
 
 
-def test_upward_imports_are_for_types_only() -> None:
-    for mine, other in UPWARD:
-        path = MODULES[f"{FACE}.{mine}"]
-        tree = ast.parse(path.read_text())
-        guarded = {
-            id(node)
-            for block in tree.body
-            if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-            for node in ast.walk(block)
-        }
-        upward = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module == f"{FACE}.{other}"
-        ]
-        assert upward, f"{mine} no longer imports {other}; take it out of UPWARD"
-        assert all(id(node) in guarded for node in upward)
+def test_no_file_imports_itself_over_others() -> None:
+    graph = {module: {name for name, _ in imports(module, path)} for module, path in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' imports '.join(reversed(error.args[1]))}")

@@ -6,9 +6,9 @@ import pytest
 
 from manyhands.errors import UsageError
 from manyhands.placement.mesh import Mesh, form
-from manyhands.placement.slices.branches import fair_ranges
-from manyhands.placement.stages.balance import Costs, balanced
-from manyhands.placement.stages.schedule import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, simulate, table
+from manyhands.placement.pipeline.balance import Costs, balanced
+from manyhands.placement.pipeline.timetable import BACKWARD, FORWARD, SCHEDULES, WEIGHTS, simulate, table
+from manyhands.placement.tensor.branches import fair_ranges
 
 SHAPES = [
     Mesh(replicas=replicas, shards=shards, stages=stages, ways=ways)

@@ -60,6 +60,7 @@ def test_the_check_sees_what_it_should() -> None:
     assert names_a_strategy("a single number") is None
 
 
+@pytest.mark.processes
 def test_the_command_line_starts_without_torch() -> None:
     code = "import manyhands.cli; manyhands.cli.build()"
     done = subprocess.run(

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from manyhands.placement import PLACEMENTS
-from manyhands.placement.stages.schedule import SCHEDULES
+from manyhands.placement.pipeline.timetable import SCHEDULES
 from tests.pages import DOCS, blocks, rows
 
 FOLDER = DOCS / "placements"

@@ -7,16 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from manyhands import intervals
-from manyhands import plan as plans
 from manyhands.cli import build
 from manyhands.cli.train import _plan
-from manyhands.cluster.seat import SERVERS, Seat
+from manyhands.cluster.worker.rank_info import SERVERS, RankInfo
+from manyhands.engine import intervals
+from manyhands.engine.intervals import Interval
+from manyhands.engine.progress import Progress
 from manyhands.errors import UsageError
-from manyhands.intervals import Cadence, Interval
-from manyhands.plan import Cluster, Plan, Train
+from manyhands.job import plan as plans
+from manyhands.job.plan import Cluster, Plan, Train
 
-ALONE = Seat(rank=0, size=1, launcher="alone")
+ALONE = RankInfo(rank=0, size=1, launcher="alone")
 
 SPEC = """
 [model]
@@ -92,8 +93,8 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
     return path
 
 
-def from_flags(*arguments: str, seat: Seat = ALONE) -> Plan:
-    return _plan(build().parse_args(["train", *arguments]), seat)
+def from_flags(*arguments: str, rank_info: RankInfo = ALONE) -> Plan:
+    return _plan(build().parse_args(["train", *arguments]), rank_info)
 
 
 def test_a_spec_names_everything_that_a_plan_holds(tmp_path: Path) -> None:
@@ -203,13 +204,13 @@ def test_a_world_that_someone_else_started_says_how_many_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SERVERS, "")  # whatever is written there is gone after this test
-    seat = dataclasses.replace(ALONE, size=3, launcher="torchrun")
-    assert from_flags(str(write(tmp_path, SPEC)), seat=seat).cluster == Cluster(
+    rank_info = dataclasses.replace(ALONE, size=3, launcher="torchrun")
+    assert from_flags(str(write(tmp_path, SPEC)), rank_info=rank_info).cluster == Cluster(
         workers=1, servers=2, threads=1
     )
-    assert from_flags("--workers", "3", seat=seat).cluster.workers == 3
+    assert from_flags("--workers", "3", rank_info=rank_info).cluster.workers == 3
     with pytest.raises(UsageError, match="--workers 2 but torchrun started 3"):
-        from_flags("--workers", "2", seat=seat)
+        from_flags("--workers", "2", rank_info=rank_info)
 
 
 @pytest.mark.parametrize(
@@ -335,10 +336,14 @@ def test_what_cannot_be_an_interval_is_refused_with_examples(text: str) -> None:
 
 
 def test_a_multiple_that_was_passed_is_due() -> None:
-    cadence = Cadence(intervals.parse("100 steps"))
-    cadence.mark(steps=130, epochs=1)  # went on from there
-    assert next(step for step in range(131, 350) if cadence.is_due(steps=step, epochs=9)) == 200
-    cadence.mark(steps=203, epochs=1)
-    assert not cadence.is_due(steps=299, epochs=9)
-    assert cadence.is_due(steps=300, epochs=9)
-    assert not cadence.is_due_at_the_end_of(9), "epochs are not what was asked for"
+    interval = intervals.parse("100 steps")
+    assert interval is not None
+    progress = Progress(seed=0, full=1, steps=130, epoch=1)  # went on from there
+    progress.mark_saved()
+    assert next(step for step in range(131, 350) if interval.is_due(progress, steps=step)) == 200
+    progress.steps = 203
+    progress.mark_saved()
+    assert not interval.is_due(progress, steps=299)
+    assert interval.is_due(progress, steps=300)
+    progress.epoch = 9
+    assert not interval.is_due_after_epoch(progress), "epochs are not what was asked for"

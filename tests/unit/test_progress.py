@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.cli.progress import Progress, draw
+from manyhands.cli.display import Display, draw
 from manyhands.telemetry import lines
 from manyhands.telemetry.digest import Digest
 
@@ -197,7 +197,7 @@ def test_no_record_can_break_the_display(batches: list[list[lines.Record]]) -> N
 
 def test_without_a_terminal_plain_lines_are_printed(tmp_path: Path) -> None:
     stream = io.StringIO()
-    with Progress(tmp_path, 2, stream=stream) as progress:
+    with Display(tmp_path, 2, stream=stream) as progress:
         progress.refresh()
         append(tmp_path, records(2, 10))
         progress.refresh()
@@ -218,7 +218,7 @@ def test_without_a_terminal_plain_lines_are_printed(tmp_path: Path) -> None:
 
 def test_records_of_an_earlier_run_in_the_same_directory_are_not_shown(tmp_path: Path) -> None:
     append(tmp_path, records(1, 10))
-    with Progress(tmp_path, 1, stream=io.StringIO()) as progress:
+    with Display(tmp_path, 1, stream=io.StringIO()) as progress:
         progress.refresh()
         assert progress.digest.step == 0
 
@@ -228,7 +228,7 @@ def test_on_a_terminal_the_bar_stays_below_printed_lines_and_the_cursor_comes_ba
     shown = ""
     with os.fdopen(slave, "w", encoding="utf-8") as stream, os.fdopen(master, "rb", buffering=0) as screen:
         try:
-            with Progress(tmp_path, 1, stream=stream) as progress:
+            with Display(tmp_path, 1, stream=stream) as progress:
                 append(tmp_path, records(1, 60))
                 progress.refresh()
                 progress.print_line("worker 0: \x1b[31mhello\x1b[0m [not markup]")
@@ -248,7 +248,7 @@ def test_a_stream_that_is_gone_does_not_end_the_run(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     stream = os.fdopen(writer, "w")
-    with Progress(tmp_path, 1, stream=stream) as progress:
+    with Display(tmp_path, 1, stream=stream) as progress:
         append(tmp_path, records(1, 60))
         progress.refresh()
         progress.print_line("nobody reads this")

@@ -14,7 +14,7 @@ from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
 from manyhands.models import MODELS
 from tests.end_to_end.commands import run
-from tests.pages import PAGES, README, ROOT, Block, blocks, rows
+from tests.pages import DOCS, PAGES, README, ROOT, Block, blocks, rows
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 COMMANDS = [
@@ -38,6 +38,7 @@ def test_every_block_is_of_a_known_kind(block: Block) -> None:
     assert block.language in {"python", "sh", "toml"} | SHOWN
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=described)
 def test_python_blocks_run(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -77,37 +78,48 @@ def test_commands_are_understood(block: Block, line: str, capsys: pytest.Capture
         assert options.data is None or spec.split(options.data)[0] in DATASETS
 
 
-def named(heading: str) -> set[str]:
-    """What the first column of a table in the README names."""
-    return {name for row in rows(README, heading) for name in re.findall(r"`([^`]+)`", row[0])}
+def named(page: Path, heading: str) -> set[str]:
+    """What the first column of a page's first table under a heading names."""
+    return {name for row in rows(page, heading) for name in re.findall(r"`([^`]+)`", row[0])}
 
 
 OWN = "package.module:callable"
 
 
-def test_the_readme_names_every_strategy() -> None:
-    assert named("### Strategies") == {*strategies.STRATEGIES, *strategies.PRESETS}
-    section = README.read_text().partition("### Strategies")[2].partition("### ")[0]
-    assert {f"`{name}`" for name in TOPOLOGIES} <= set(re.findall(r"`[^`]+`", section))
+def test_the_page_on_strategies_names_every_topology() -> None:
+    """Every strategy and placement: test_strategy_pages.py and test_placement_pages.py."""
+    text = (DOCS / "strategies" / "README.md").read_text()
+    assert {f"`{name}`" for name in TOPOLOGIES} <= set(re.findall(r"`[^`]+`", text))
 
 
-def test_the_readme_names_every_placement() -> None:
-    assert named("### Placements") == set(placement.PLACEMENTS)
+def test_a_page_names_every_model() -> None:
+    assert named(DOCS / "models.md", "# Models") == {*MODELS, OWN}
 
 
-def test_the_readme_names_every_model() -> None:
-    assert named("### Models") == {*MODELS, OWN}
+def test_a_page_names_all_data() -> None:
+    found = named(DOCS / "data.md", "# Data")
+    assert {spec.split(text)[0] for text in found - {OWN}} == set(DATASETS)
+    assert OWN in found
 
 
-def test_the_readme_names_all_data() -> None:
-    assert {spec.split(text)[0] for text in named("### Data") - {OWN}} == set(DATASETS)
-    assert OWN in named("### Data")
-
-
-def test_the_readme_names_every_command() -> None:
+def test_a_page_names_every_command() -> None:
     known = next(action.choices for action in cli.build()._actions if action.dest == "verb")
     assert known
-    assert named("## Commands") == {f"manyhands {verb}" for verb in known}
+    assert named(DOCS / "commands.md", "# Commands") == {f"manyhands {verb}" for verb in known}
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    """Directly, or by the page that lists a folder."""
+    targets = re.findall(r"\]\(([^)\s#]+)", README.read_text())
+    linked = {(README.parent / target).resolve() for target in targets if not target.startswith("https://")}
+    assert {page for page in PAGES if page.parent == DOCS} <= linked
+    assert DOCS / "strategies" / "README.md" in linked
+
+
+def test_the_first_result_is_on_the_first_screen() -> None:
+    head = README.read_text().splitlines()[:24]
+    assert [line for line in head if line.startswith("make ")] == ["make train", "make test"]
+    assert any(line.startswith("![") for line in head), "the picture"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyhands.errors import UsageError
+from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import LARGEST_BLOCK, Layout, Shape, lay_out
-from manyhands.replica.tables import Tables
-from manyhands.replica.updates import Updates, keeps_to_rows
-from manyhands.servers.consistency import ASYNC, SYNC, Clocks, Rule, stale
-from manyhands.servers.exchange import Reply
-from manyhands.servers.messages import Finish, Gain, NotAMessage, Pull, Push, Put, Values
-from manyhands.servers.ownership import Table, share_out
-from manyhands.servers.rows import as_table, gradient_of, pack, pays, touched, unpack
-from manyhands.servers.shard import Shard
+from manyhands.replica.optimizer.updates import Updates, keeps_to_rows
+from manyhands.servers.process.exchange import Reply
+from manyhands.servers.process.shard import Shard
+from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, stale
+from manyhands.servers.protocol.messages import Finish, Gain, NotAMessage, Pull, Push, Put, Values
+from manyhands.servers.protocol.ownership import Table, share_out
+from manyhands.servers.protocol.rows import as_table, gradient_of, pack, pays, touched, unpack
 
 ROWS, COLUMNS = 700, 12
 
@@ -157,7 +157,7 @@ WORKERS = 3
 class Told:
     """A shard with a table, and the copies that workers make of it from the answers alone."""
 
-    def __init__(self, rule: Rule, exchange: Any = None) -> None:
+    def __init__(self, rule: Consistency, exchange: Any = None) -> None:
         self.layout = layout_of((ROWS, COLUMNS))
         (self.group,) = [group for group in share_out(self.layout, 1, 4) if group.table]
         assert self.group.table is not None
@@ -231,7 +231,7 @@ def test_a_table_is_a_dictionary_of_rows(name: str, choices: list[tuple[int, lis
 
 
 def test_rows_of_a_team_are_weighted_by_samples() -> None:
-    told = Told(Rule(gathers=True, teams=2))  # workers 0 and 1, and 2 by itself
+    told = Told(Consistency(gathers=True, teams=2))  # workers 0 and 1, and 2 by itself
     for worker, (numbers, samples) in enumerate([([1, 5], 1), ([5, 7], 3)]):
         rows = pack(torch.tensor(numbers, dtype=torch.int64))
         push = Push(number=1, group=told.group.index, step=0, seen=0, samples=samples, rows=rows)

@@ -21,24 +21,25 @@ from hypothesis import strategies as st
 from torch import nn
 
 from manyhands import telemetry
-from manyhands.cluster.hosts import Neighbourhood
-from manyhands.cluster.seat import Seat
+from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost
-from manyhands.replica.updates import Updates
-from manyhands.servers import joining, messages
-from manyhands.servers.client import Servers
-from manyhands.servers.consistency import ASYNC, SYNC, Clocks, Rule, stale
-from manyhands.servers.exchange import Exchange
-from manyhands.servers.guests import LinePort
-from manyhands.servers.memory import Memory
-from manyhands.servers.messages import Finish, Hello, NotAMessage, Pull, Push, encode
-from manyhands.servers.near import _address
-from manyhands.servers.party import Party, own_party
-from manyhands.servers.scheme import Scheme, describe
-from manyhands.servers.server import Server
-from manyhands.servers.shard import Shard
-from manyhands.servers.wire import WireLine, WirePort, make_keys
+from manyhands.replica.optimizer.updates import Updates
+from manyhands.servers.process.exchange import Exchange
+from manyhands.servers.process.peer_servers import PeerPort
+from manyhands.servers.process.server import Server
+from manyhands.servers.process.shard import Shard
+from manyhands.servers.protocol import messages
+from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, stale
+from manyhands.servers.protocol.messages import Finish, Hello, NotAMessage, Pull, Push, encode
+from manyhands.servers.protocol.scheme import Scheme, describe
+from manyhands.servers.protocol.server_group import ServerGroup, own_party
+from manyhands.servers.transport import joining
+from manyhands.servers.transport.host_memory import HostMemory
+from manyhands.servers.transport.local_socket import _address
+from manyhands.servers.transport.tcp import TcpConnection, TcpPort, make_keys
+from manyhands.servers.worker.client import Servers
 
 WORKERS = 2
 GROUP_BYTES = 1 << 14
@@ -100,7 +101,7 @@ APART = ((0,), (1,), (2,))  # each a host of its own: nothing in common but the 
 
 @contextlib.contextmanager
 def running(
-    rule: Rule,
+    rule: Consistency,
     make: Callable[[], tuple[nn.Module, Any]] = make_model,
     hosts: tuple[tuple[int, ...], ...] = APART,
 ) -> Iterator[Running]:
@@ -108,7 +109,7 @@ def running(
     store = dist.HashStore()
     size = sum(map(len, hosts))
     count = size - WORKERS
-    seats = [Seat(rank=rank, size=size, servers=count, launcher="test") for rank in range(size)]
+    rank_infos = [RankInfo(rank=rank, size=size, servers=count, launcher="test") for rank in range(size)]
     fds = [os.memfd_create("test") for _ in hosts]
     errors: list[BaseException] = []
     arenas: list[Arena] = []
@@ -121,7 +122,7 @@ def running(
     def serve(rank: int) -> None:
         model, optimizer = make()
         places, arena = place(rank)
-        station: Any = SimpleNamespace(seat=seats[rank], neighbours=places, arena=arena)
+        station: Any = SimpleNamespace(rank_info=rank_infos[rank], neighbours=places, arena=arena)
         try:
             scheme = describe(model, optimizer, count, GROUP_BYTES)
             joining.serve(station, model, optimizer, scheme, rule)
@@ -138,7 +139,7 @@ def running(
 
     def join(rank: int) -> None:
         places, arena = place(rank)
-        party = own_party(seats[rank], places, rule.parties)
+        party = own_party(rank_infos[rank], places, rule.parties)
         vectors = joining.own_vectors(party, arena, scheme, rule, rank, joining.ordinary)
         found[rank] = joining.connect(party, arena, scheme, rule, vectors)
         replica: Any = SimpleNamespace(
@@ -287,7 +288,7 @@ def without_keys(place: str, key: bytes) -> None:
 
 
 def with_a_key_of_its_own(place: str, key: bytes) -> None:
-    line = WireLine(0, place, key, make_keys())
+    line = TcpConnection(0, place, key, make_keys())
     line._socket.linger = 0
     line.send(encode(Hello(number=1, worker=0, digest=0)))
     assert not line._socket.poll(300)
@@ -295,7 +296,7 @@ def with_a_key_of_its_own(place: str, key: bytes) -> None:
 
 
 def with_another_servers_key(place: str, key: bytes) -> None:
-    line = WireLine(0, place, make_keys()[0], make_keys())
+    line = TcpConnection(0, place, make_keys()[0], make_keys())
     line._socket.linger = 0
     line.send(encode(Hello(number=1, worker=0, digest=0)))
     assert not line._socket.poll(300)
@@ -348,7 +349,7 @@ def sum_of_rows(scheme: Scheme, steps: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("count", [10, 200])
 @pytest.mark.parametrize("rule", [SYNC, ASYNC], ids=["sync", "async"])
-def test_bytes_are_those_of_the_touched_rows(rule: Rule, count: int) -> None:
+def test_bytes_are_those_of_the_touched_rows(rule: Consistency, count: int) -> None:
     steps = 4
     with running(rule, make_words) as world:
         world.gradient = functools.partial(some_rows, count=count)
@@ -370,7 +371,7 @@ def test_bytes_are_those_of_the_touched_rows(rule: Rule, count: int) -> None:
 @pytest.mark.parametrize("hosts", [APART, BESIDE, ((0, 1, 2), (3,))], ids=["apart", "beside", "among"])
 @pytest.mark.parametrize("rule", [SYNC, ASYNC, stale(1)], ids=["sync", "async", "stale"])
 def test_nothing_is_missed_of_rows_that_others_have_changed(
-    rule: Rule, hosts: tuple[tuple[int, ...], ...]
+    rule: Consistency, hosts: tuple[tuple[int, ...], ...]
 ) -> None:
     """Without a pull: answers alone keep every worker's copy as it should be."""
     steps = 5
@@ -404,7 +405,7 @@ def test_answers_that_come_between_two_waits_are_all_put_in_place() -> None:
 
 
 def test_a_pull_of_news_is_a_pull() -> None:
-    with running(Rule(fetches=True), make_words) as world:
+    with running(Consistency(fetches=True), make_words) as world:
         world.gradient = some_rows
         for seed in range(3):
             world.step(seed)
@@ -488,9 +489,9 @@ def test_a_worker_that_is_gone_is_noticed_by_the_server() -> None:
 def test_a_goodbye_is_heard_although_its_connection_is_closed_already() -> None:
     """It may come while the server looks whose connection was closed."""
     keys, own = make_keys(), [make_keys(), make_keys()]
-    port = WirePort("127.0.0.1", keys)
+    port = TcpPort("127.0.0.1", keys)
     port.allow({own[0][0]: 0, own[1][0]: 1})
-    lines = [WireLine(0, port.endpoint, keys[0], one) for one in own]
+    lines = [TcpConnection(0, port.endpoint, keys[0], one) for one in own]
     heard: list[bytes] = []
 
     def listen(until: int) -> None:
@@ -500,7 +501,7 @@ def test_a_goodbye_is_heard_although_its_connection_is_closed_already() -> None:
                 if content == b"bye":
                     port.forget(worker)
 
-    def close(line: WireLine) -> None:
+    def close(line: TcpConnection) -> None:
         line.send(b"bye")
         line.close()
 
@@ -560,7 +561,7 @@ _said = st.one_of(
         settings=st.one_of(st.none(), _settings),
     ),
     st.builds(Finish, number=st.just(0), step=_small),
-    st.builds(messages.Scale, number=st.just(0), factor=_odd),
+    st.builds(messages.ScaleGradients, number=st.just(0), factor=_odd),
     st.builds(messages.Leave, number=st.just(0)),
     st.builds(Pull, number=st.just(0), group=_small, vector=_names, whole=st.booleans()),
     st.builds(messages.Put, number=st.just(0), group=_small, vector=_names),
@@ -591,10 +592,10 @@ _said = st.one_of(
 
 
 # Two parties of two workers and a server; the other's server is known by this number.
-PARTY = Party(
+PARTY = ServerGroup(
     number=0,
     count=2,
-    seat=Seat(rank=2, size=3, servers=1, launcher="test"),
+    rank_info=RankInfo(rank=2, size=3, servers=1, launcher="test"),
     neighbours=Neighbourhood(hosts=((0, 1, 2),), memory_fd=-1),
     near=frozenset(),
 )
@@ -627,10 +628,10 @@ class _Mouth:
         max_size=25,
     ),
     clips=st.booleans(),
-    rule=st.sampled_from([SYNC, ASYNC, stale(0), Rule(gathers=True, parties=2)]),
+    rule=st.sampled_from([SYNC, ASYNC, stale(0), Consistency(gathers=True, parties=2)]),
 )
 def test_no_message_of_the_right_form_ends_a_server(
-    told: list[tuple[int, Any, str]], clips: bool, rule: Rule
+    told: list[tuple[int, Any, str]], clips: bool, rule: Consistency
 ) -> None:
     """Whatever the order and the numbers in it, of workers and of a server of another group: what cannot be is
     dropped."""
@@ -660,7 +661,7 @@ def test_no_message_of_the_right_form_ends_a_server(
         near=set(),
         workers=range(WORKERS),
         guests=[GUEST] if rule.parties > 1 else [],
-        lines=LinePort((), lambda number: pytest.fail("there is nobody to reach")),
+        lines=PeerPort((), lambda number: pytest.fail("there is nobody to reach")),
         digest=0,
     )
     numbers = itertools.count(1)
@@ -678,23 +679,23 @@ def test_no_message_of_the_right_form_ends_a_server(
 
 
 def test_the_near_door_wants_the_secret_of_the_memory() -> None:
-    from manyhands.servers.near import NearLine, NearPort
+    from manyhands.servers.transport.local_socket import LocalConnection, LocalPort
 
     arena = Arena(os.memfd_create("test"))
-    memory = Memory(arena, length=16, dtype=torch.float32, groups=1, workers=1, states=())
-    port = NearPort(memory, 0)
+    memory = HostMemory(arena, length=16, dtype=torch.float32, groups=1, workers=1, states=())
+    port = LocalPort(memory, 0)
     before = strangers()
     try:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stranger.connect(_address(memory, 0))
         stranger.send(b"\x00nonsense")
         assert list(port.take()) == []
-        liar = NearLine(memory, 0)
+        liar = LocalConnection(memory, 0)
         liar.send(encode(Hello(number=1, worker=0, digest=0, secret=bytes(16))))
         assert list(port.take()) == []
         with pytest.raises(PeerLost):
             liar.take(wait=True)
-        worker = NearLine(memory, 0)
+        worker = LocalConnection(memory, 0)
         worker.send(encode(Hello(number=1, worker=0, digest=0, secret=worker.secret)))
         worker.send(b"x" * 100_000)  # longer than one part
         assert [content[:1] for _, content, _ in (*port.take(), *port.take())][1] == b"x"
@@ -711,12 +712,12 @@ def test_the_near_door_wants_the_secret_of_the_memory() -> None:
 
 def test_two_who_have_much_to_say_at_once_both_come_to_an_end() -> None:
     """Numbers of many rows: a server that waits until a worker listens, and a worker that speaks meanwhile."""
-    from manyhands.servers.near import NearLine, NearPort
+    from manyhands.servers.transport.local_socket import LocalConnection, LocalPort
 
     arena = Arena(os.memfd_create("test"))
-    memory = Memory(arena, length=16, dtype=torch.float32, groups=1, workers=1, states=())
-    port = NearPort(memory, 0)
-    worker = NearLine(memory, 0)
+    memory = HostMemory(arena, length=16, dtype=torch.float32, groups=1, workers=1, states=())
+    port = LocalPort(memory, 0)
+    worker = LocalConnection(memory, 0)
     much = bytes(3_000_000)
     heard: list[bytes] = []
 

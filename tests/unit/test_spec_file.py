@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from manyhands import fairness, job, models, spec
-from manyhands import plan as plans
+from manyhands import models, spec
 from manyhands.data import DATASETS
-from manyhands.plan import Cluster, Plan, Train
+from manyhands.job import learning_rate, optimizers
+from manyhands.job import plan as plans
+from manyhands.job.plan import Cluster, Plan, Train
 from tests.pages import DOCS, PAGES, ROOT, Block, blocks, rows
 
 PAGE = DOCS / "spec-file.md"
@@ -44,9 +45,9 @@ def test_the_sections_that_name_something() -> None:
 
 def test_optimizers_are_those_of_the_code() -> None:
     text = PAGE.read_text().partition("Optimizers: ")[2]
-    assert set(re.findall(r"`(\w+)`", text.partition(", with")[0])) == set(job.OPTIMIZERS)
-    assert {fairness.BASE, *fairness.BASE_OF.values()} == set(re.findall(r"`(\w+:lr=[^`]+)`", text))
-    assert set(fairness.BASE_OF) == set(
+    assert set(re.findall(r"`(\w+)`", text.partition(", with")[0])) == set(optimizers.OPTIMIZERS)
+    assert {learning_rate.BASE, *learning_rate.BASE_OF.values()} == set(re.findall(r"`(\w+:lr=[^`]+)`", text))
+    assert set(learning_rate.BASE_OF) == set(
         re.findall(r"`(\w+)`", text.partition("momentum=0.9`; for")[2].partition(". Under")[0])
     )
 

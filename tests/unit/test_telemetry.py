@@ -208,12 +208,14 @@ telemetry.step(step=1, epoch=0, loss=0.5, samples=32)
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise ValueError('a bug in a script')"])
 def test_a_process_that_ends_without_close_has_written_everything(tmp_path: Path, ending: str) -> None:
     run_python(OPEN + ending, tmp_path)
     assert [record["kind"] for record in read(tmp_path)] == ["start", "step", "process"]
 
 
+@pytest.mark.processes
 def test_a_forked_child_writes_nothing_of_its_parent(tmp_path: Path) -> None:
     child = "\nif os.fork() == 0:\n    telemetry.event('child')\n    sys.exit()\nos.wait()"
     done = run_python(OPEN + child, tmp_path)
@@ -221,6 +223,7 @@ def test_a_forked_child_writes_nothing_of_its_parent(tmp_path: Path) -> None:
     assert [record["kind"] for record in read(tmp_path)] == ["start", "step", "process"]
 
 
+@pytest.mark.processes
 def test_records_reach_the_file_while_the_process_lives_and_survive_its_murder(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", OPEN + "time.sleep(60)", str(tmp_path)])
     try:
@@ -311,8 +314,9 @@ def test_read_merges_workers_in_time_order(tmp_path: Path) -> None:
     assert list(read(tmp_path / "nowhere")) == []
 
 
+@pytest.mark.processes
 def test_neither_telemetry_nor_the_display_imports_torch() -> None:
-    modules = "manyhands.telemetry.tensorboard, manyhands.cli.progress"
+    modules = "manyhands.telemetry.tensorboard, manyhands.cli.display"
     done = run_python(f"import sys, {modules}; sys.exit('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr or "torch was imported"
 

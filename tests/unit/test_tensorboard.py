@@ -8,7 +8,7 @@ import pytest
 from manyhands.errors import UsageError
 from manyhands.telemetry import lines
 from manyhands.telemetry.read import Tail
-from manyhands.telemetry.tensorboard import Scalars, Writer, _crc32c, export
+from manyhands.telemetry.tensorboard import EventWriter, Scalars, _crc32c, export
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
@@ -47,7 +47,7 @@ def test_checksum_is_crc32c() -> None:
 
 def test_points_come_back(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1.test"
-    with Writer(path) as writer:
+    with EventWriter(path) as writer:
         writer.scalar("loss", 2.5, 0, 10.0)
         writer.scalar("loss", math.nan, 300, 11.0)
         writer.scalar("loss", 1e300, 1 << 40, 12.0)
@@ -62,7 +62,7 @@ def test_points_come_back(tmp_path: Path) -> None:
 
 def test_a_reader_that_is_watching_sees_points_after_flush(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1.test"
-    with Writer(path) as writer:
+    with EventWriter(path) as writer:
         writer.scalar("loss", 1.0, 1, 1.0)
         writer.flush()
         loader = event_file_loader.EventFileLoader(str(path))
@@ -108,7 +108,7 @@ def test_a_worker_that_died_does_not_hide_the_steps_of_the_others(tmp_path: Path
 def test_a_live_run_gives_the_same_curves_as_the_export(tmp_path: Path) -> None:
     tail = Tail(tmp_path)
     live = tmp_path / "events.out.tfevents.1.live"
-    with Writer(live) as writer:
+    with EventWriter(live) as writer:
         scalars = Scalars(writer)
         for record in two_workers():
             write_run(tmp_path, [record])

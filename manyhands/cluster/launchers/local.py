@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from manyhands.cluster.seat import SERVERS, Seat, whole_number
+from manyhands.cluster.worker.rank_info import SERVERS, RankInfo, whole_number
 
 RANK = "MANYHANDS_RANK"
 SIZE = "MANYHANDS_SIZE"
@@ -42,7 +42,7 @@ LAST_WORDS = "\x1e"
 supervisor keeps it back, so that an exception that all workers meet at once is shown once."""
 
 
-def detect(environ: Mapping[str, str]) -> Seat | None:
+def detect(environ: Mapping[str, str]) -> RankInfo | None:
     """The seat that our supervisor gave, if it did."""
     if RANK not in environ:
         return None
@@ -52,7 +52,7 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
     workers = whole_number(environ, SIZE) - int(environ.get(SERVERS) or 0)
     rank = 0 if is_new else first
     store = environ.get(STORE)
-    return Seat(
+    return RankInfo(
         rank=rank,
         size=whole_number(environ, SIZE),
         number=number,

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from manyhands.cluster.launchers import slurm
-from manyhands.cluster.seat import Seat, master, whole_number
+from manyhands.cluster.worker.addresses import hold_port
+from manyhands.cluster.worker.rank_info import RankInfo, master, whole_number
 from manyhands.errors import UsageError
 
 _VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
-def detect(environ: Mapping[str, str]) -> Seat | None:
+def detect(environ: Mapping[str, str]) -> RankInfo | None:
     """The seat that mpiexec gave, if it did; with more than one worker all of them must ask."""
     names = next((names for names in _VARIABLES if names[0] in environ), None)
     if names is None:
@@ -24,11 +25,11 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
     # Many clusters have srun set MPI's variables for every step; then Slurm knows all that we need.
     if slurm.in_step(environ) and environ.get("SLURM_NTASKS") == str(size):
         return None
-    seat = Seat(rank=rank, size=size, launcher="mpi")
+    rank_info = RankInfo(rank=rank, size=size, launcher="mpi")
     if size == 1:
-        return seat
+        return rank_info
     store = master(environ) or _agree(rank, size)
-    return Seat(rank=rank, size=size, launcher="mpi", store=store, serves=rank == 0)
+    return RankInfo(rank=rank, size=size, launcher="mpi", store=store, serves=rank == 0)
 
 
 def _agree(rank: int, size: int) -> str:
@@ -51,7 +52,7 @@ def _agree(rank: int, size: int) -> str:
     one_host = all(hosts[64 * other : 64 * other + 64] == hosts[:64] for other in range(size))
     place = bytearray(256)
     if rank == 0:
-        text = f"{'127.0.0.1' if one_host else _address()}:{_free_port()}".encode()
+        text = f"{'127.0.0.1' if one_host else _address()}:{hold_port('')}".encode()
         place[: len(text)] = text
     world.Bcast(place, root=0)
     return place.rstrip(b"\0").decode()
@@ -72,9 +73,3 @@ def _address() -> str:
         except OSError:
             return socket.gethostname()
         return str(probe.getsockname()[0])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

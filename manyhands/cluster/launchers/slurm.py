@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from manyhands.cluster.seat import Seat, master, whole_number
+from manyhands.cluster.worker.rank_info import RankInfo, master, whole_number
 from manyhands.errors import UsageError
 
 # Real steps count from 0; numbers from here up stand for batch scripts, interactive shells and the like.
@@ -19,13 +19,13 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return whole_number(environ, "SLURM_STEP_ID") < _FIRST_RESERVED_STEP
 
 
-def detect(environ: Mapping[str, str]) -> Seat | None:
+def detect(environ: Mapping[str, str]) -> RankInfo | None:
     """The seat of a task of a Slurm step, if this is one."""
     if not in_step(environ):
         return None
     rank, size = whole_number(environ, "SLURM_PROCID"), whole_number(environ, "SLURM_NTASKS")
     store = (master(environ) or _meeting_place(environ)) if size > 1 else None
-    return Seat(rank=rank, size=size, launcher="slurm", store=store, serves=size > 1 and rank == 0)
+    return RankInfo(rank=rank, size=size, launcher="slurm", store=store, serves=size > 1 and rank == 0)
 
 
 def _meeting_place(environ: Mapping[str, str]) -> str:

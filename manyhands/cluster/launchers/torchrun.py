@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from manyhands.cluster.seat import Seat, master, whole_number
+from manyhands.cluster.worker.rank_info import RankInfo, master, whole_number
 from manyhands.errors import UsageError
 
 
-def detect(environ: Mapping[str, str]) -> Seat | None:
+def detect(environ: Mapping[str, str]) -> RankInfo | None:
     """The seat that torchrun gave, if it did."""
     if "TORCHELASTIC_RUN_ID" not in environ and not {"RANK", "WORLD_SIZE"} <= environ.keys():
         return None
@@ -18,7 +18,7 @@ def detect(environ: Mapping[str, str]) -> Seat | None:
             "start them with torchrun, or set MASTER_ADDR and MASTER_PORT."
         )
     agent_serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Seat(
+    return RankInfo(
         rank=rank,
         size=size,
         launcher="torchrun",

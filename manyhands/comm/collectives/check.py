@@ -7,24 +7,24 @@ from manyhands.comm.collectives.schedule import Round, Schedule
 
 
 @dataclass(frozen=True)
-class Sum:
+class SymbolicSum:
     """Whose contributions a part holds, and the order in which they were added."""
 
     ranks: frozenset[int]
     order: str
 
-    def plus(self, other: "Sum") -> "Sum":
+    def plus(self, other: "SymbolicSum") -> "SymbolicSum":
         twice = self.ranks & other.ranks
         if twice:
             raise ValueError(f"the contribution of rank {min(twice)} is added twice")
         # a + b and b + a are the same number to the last bit, so both get the same name.
         first, second = sorted((self.order, other.order))
-        return Sum(self.ranks | other.ranks, f"({first}+{second})")
+        return SymbolicSum(self.ranks | other.ranks, f"({first}+{second})")
 
 
 def check(schedule: Schedule) -> None:
     """Raise `ValueError` unless the rules of `schedule` are kept and all ranks end with the same full sum."""
-    own = [Sum(frozenset([rank]), str(rank)) for rank in range(schedule.size)]
+    own = [SymbolicSum(frozenset([rank]), str(rank)) for rank in range(schedule.size)]
     held = {(rank, part): own[rank] for rank in range(schedule.size) for part in range(schedule.parts)}
     for number, transfers in enumerate(schedule.rounds, start=1):
         try:
@@ -64,7 +64,7 @@ def _check_rules(transfers: Round, schedule: Schedule) -> None:
         raise ValueError(f"rank {rank} sends part {part} while it receives it")
 
 
-def _run(transfers: Round, held: dict[tuple[int, int], Sum]) -> None:
+def _run(transfers: Round, held: dict[tuple[int, int], SymbolicSum]) -> None:
     """No rank sends and receives the same part in a round, so the order within it does not matter."""
     for transfer in transfers:
         for part in transfer.parts:

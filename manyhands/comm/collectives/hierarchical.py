@@ -1,13 +1,7 @@
 """Inside each host first, then between hosts (ChainerMN, Akiba et al. 2017; Horovod 2018)."""
 
 from manyhands.comm.collectives.ring import reduce_scatter
-from manyhands.comm.collectives.schedule import (
-    Hosts,
-    Schedule,
-    host_by_host,
-    reduce_and_return,
-    side_by_side,
-)
+from manyhands.comm.collectives.schedule import Hosts, Schedule, host_by_host, reduce_and_return, side_by_side
 from manyhands.comm.collectives.tree import fold
 
 

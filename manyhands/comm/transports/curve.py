@@ -21,7 +21,7 @@ make_keys = zmq.curve_keypair
 """A public and a secret key."""
 
 
-class Door:
+class Authenticator:
     """ZeroMQ's authentication protocol: a known public key is let in under a name of ours, all others stay out."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:

@@ -6,7 +6,6 @@ Everything the other parts need is here in four words: `allocate` memory that al
 
 import contextlib
 import os
-import platform
 import select
 import signal
 import struct
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.comm.transports import drawers
+from manyhands.comm.transports import slots
 from manyhands.comm.transports.arena import Arena
-from manyhands.comm.transports.drawers import Drawers
-from manyhands.comm.transports.waiting import Counters
-from manyhands.errors import PeerLost, UsageError
+from manyhands.comm.transports.counters import Counters, refuse_several
+from manyhands.comm.transports.slots import Slots
+from manyhands.errors import PeerLost
 
 ROW = 64  # numbers one worker can put into an exchange
 _ENDING_S = 1.0  # for a worker that has finished and is about to exit
@@ -48,11 +47,7 @@ class Host:
         self._names = tuple(names or ranks)
         self.index = index
         self.size = len(self.ranks)
-        if self.size > 1 and platform.machine() not in ("x86_64", "AMD64"):
-            raise UsageError(
-                f"{self.size} workers on one host rely on the memory ordering of x86-64, and this is "
-                f"{platform.machine()}; use 1 worker per host here"
-            )
+        refuse_several(self.size)
         self.arena = Arena(arena_fd, start)
         self._check = check
         rows_bytes = 2 * self.size * ROW * 8
@@ -109,9 +104,9 @@ class Host:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
         return self.arena.tensor(length, dtype)
 
-    def drawers(self, count: int) -> Drawers:
+    def drawers(self, count: int) -> Slots:
         """Places for bytes that every worker of the host sees; all must ask, in the same order."""
-        return Drawers(self.arena.fd, self.arena.reserve(drawers.BYTES), count)
+        return Slots(self.arena.fd, self.arena.reserve(slots.BYTES), count)
 
     def counters(self, count: int) -> Counters:
         """Counters for a purpose of one's own; all must ask, in the same order."""
@@ -138,9 +133,9 @@ class Host:
     def barrier(self) -> None:
         self.exchange([])
 
-    def progress(self) -> "Progress":
+    def progress(self) -> "StepCounter":
         """A new set of counters, one per worker, for saying how far one has come."""
-        return Progress(self.counters(self.size), self.index, self.size)
+        return StepCounter(self.counters(self.size), self.index, self.size)
 
     def close(self) -> None:
         for pidfd in self._pids:
@@ -151,7 +146,7 @@ class Host:
         self.arena.close()
 
 
-class Progress:
+class StepCounter:
     """One growing number per worker of the host."""
 
     def __init__(self, counters: Counters, index: int, size: int) -> None:

@@ -19,7 +19,7 @@ SLOT_BYTES = 1 << 18
 TRIES_BEFORE_SLEEP = 50
 
 
-class _Transfer:
+class _MailboxTransfer:
     """A message under way: its bytes, and how many of them have moved."""
 
     def __init__(self, transport: "MailboxTransport", vector: Tensor) -> None:
@@ -43,7 +43,7 @@ class _Channel:
         self.filled, self.emptied = filled, emptied
         self.sending = sending
         self.doorbell = doorbell  # the other side's
-        self.waiting: deque[_Transfer] = deque()
+        self.waiting: deque[_MailboxTransfer] = deque()
 
 
 class MailboxTransport:
@@ -70,20 +70,20 @@ class MailboxTransport:
         self._out = [channel(self.rank, peer) for peer in range(size)]
         self._in = [channel(peer, self.rank) for peer in range(size)]
 
-    def send(self, peer: int, vector: Tensor) -> _Transfer:
+    def send(self, peer: int, vector: Tensor) -> _MailboxTransfer:
         return self._post(self._out[peer], vector)
 
-    def receive(self, peer: int, into: Tensor) -> _Transfer:
+    def receive(self, peer: int, into: Tensor) -> _MailboxTransfer:
         return self._post(self._in[peer], into)
 
-    def _post(self, channel: _Channel, vector: Tensor) -> _Transfer:
-        transfer = _Transfer(self, vector)
+    def _post(self, channel: _Channel, vector: Tensor) -> _MailboxTransfer:
+        transfer = _MailboxTransfer(self, vector)
         if not transfer.done:
             channel.waiting.append(transfer)
             self._move(channel)
         return transfer
 
-    def until(self, transfer: _Transfer) -> None:
+    def until(self, transfer: _MailboxTransfer) -> None:
         """Move everything that was posted until this one is complete."""
         tries = 0
         while not transfer.done:

@@ -1,0 +1,256 @@
+"""The coordinator: a small process that keeps the member list and begins generations; it persists nothing.
+
+The launcher starts it, tells it on standard input which members have ended, and starts it again if it dies. Members
+reach it over ZeroMQ. What it knew before, the members tell it.
+
+python -m manyhands.cluster.coordinator
+"""
+
+import contextlib
+import os
+import signal
+import time
+
+import msgspec
+import zmq
+
+from manyhands.cluster.coordinator.control import LARGEST_BYTES, Bye, Here, HostHere, encode, from_member
+from manyhands.cluster.coordinator.membership import Membership
+from manyhands.cluster.coordinator.remote_hosts import Ending, RemoteHosts, Vanished
+from manyhands.cluster.worker.entry import die_with_the_launcher
+from manyhands.comm.transports.curve import Authenticator, watch
+
+_TICK_MS = 100
+NAME = "coordinator"
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line that the launcher says."""
+
+    endpoint: str
+    keys: tuple[str, str]
+    remote_hosts: list[str]
+    """Public keys of those who may speak."""
+    members: list[int]
+    """Of the generation that the launcher begins."""
+    most: int
+    stall_s: float
+    hosts: int = 0
+    """How many hosts must have come before the run begins; 0 where it begins on the launcher's alone."""
+    crew: int = 1
+    """How many workers have one replica among them."""
+    alike: bool = False
+    """Whether all replicas are the same after every step."""
+    servers: int = 0
+    """That the launcher begins with, where they are members."""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """Every other line that the launcher says: who has ended so far."""
+
+    members: list[int]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher is told, one line each."""
+
+    stalled: int | None = None
+    """Nothing was heard of this member for too long."""
+    generation: int | None = None
+    """The generation that has begun, and made its first step."""
+    members: list[int] = []
+    gone: list[int] = []
+    left: list[int] = []
+    is_mixed: bool = False
+    """Whether no replica was whole, and the parts of several make one."""
+    step: int = 0
+    """The first step of that generation: begun anew, if somebody died in it."""
+    noticed_s: float = 0.0
+    """By the clock that all processes of a host share: when the first survivor had left the old generation."""
+    resumed_s: float = 0.0
+    ended: list[Ending] = []
+    """Those among `gone` whose launchers are on other hosts, and how they ended."""
+    vanished: list[Vanished] = []
+    """The hosts of which nothing was heard any more."""
+    servers: list[int] = []
+    """All members that are servers, or were."""
+    is_over: bool = False
+    """Nobody is left; `finished` is whether one of them has said goodbye."""
+    finished: bool = False
+    failed: str = ""
+    """Why a launcher on another host says that the run cannot go on."""
+
+
+class Coordinator:
+    """The roster, the socket at which members speak, and the launcher's pipe."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._membership = Membership(
+            [] if orders.hosts else orders.members, most=orders.most, crew=orders.crew, alike=orders.alike
+        )
+        self._remote_hosts = RemoteHosts(
+            self._membership, hosts=orders.hosts, own_workers=len(orders.members), own_servers=orders.servers
+        )
+        self._stall_s = orders.stall_s
+        self._context = zmq.Context()
+        self._door = Authenticator(self._context)
+        self._door.allowed = {key.encode(): "guest" for key in orders.remote_hosts}
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that connects anew is the same member
+        watch(self._socket, orders.endpoint)
+        self._door.guard(self._socket, (orders.keys[0].encode(), orders.keys[1].encode()))
+        self._bind(orders.endpoint)
+        self._addresses: dict[int, bytes] = {}
+        self._heard_s: dict[int, float] = {}
+        self._told: dict[int, bytes] = {}
+        self._noticed_s: float | None = None
+        self._seen = self._reported = 0  # generations
+        self._gone: set[int] = set()  # not yet reported, as nobody got into the generation after
+        self._left: set[int] = set()
+        self._is_mixed = False
+        self._has_finished = self._is_over = False
+        os.set_blocking(0, False)
+        self._pending = b""
+
+    def _bind(self, endpoint: str) -> None:
+        """The address of a coordinator that has just died may take a moment to become free."""
+        for _ in range(50):
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.bind(endpoint)
+                return
+            time.sleep(0.1)
+        self._socket.bind(endpoint)
+
+    def run(self) -> None:
+        """Until the launcher closes its end."""
+        poller = zmq.Poller()
+        for part in (self._socket, self._door.socket, 0):
+            poller.register(part, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(_TICK_MS))
+            self._door.answer()
+            if 0 in ready and not self._hear_launcher():
+                return
+            self._hear_members()
+            self._find_stalled()
+            for member in self._remote_hosts.find_vanished(time.monotonic()):
+                self._heard_s.pop(member, None)
+            self._tell()
+            self._report()
+
+    def _hear_launcher(self) -> bool:
+        data = os.read(0, 1 << 16)
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            for member in msgspec.json.decode(line, type=Ended).members:
+                self._heard_s.pop(member, None)
+                self._membership.end(member)
+        return bool(data)
+
+    def _hear_members(self) -> None:
+        while True:
+            try:
+                address, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            said = from_member(frames[0]) if len(frames) == 1 else None
+            if isinstance(said, Here) and said.member not in self._membership.ended:
+                self._addresses[said.member] = address
+                self._heard_s[said.member] = time.monotonic()
+                if said.waits and self._noticed_s is None and said.generation == self._membership.generation:
+                    self._noticed_s = time.monotonic()
+                self._membership.hear(said)
+                if said.waits:
+                    self._told.pop(said.member, None)  # it may not have heard the last time
+            elif isinstance(said, Bye):
+                self._has_finished = self._has_finished or said.member not in self._membership.servers
+                self._heard_s.pop(said.member, None)
+                self._membership.end(said.member)
+            elif isinstance(said, HostHere):
+                answer = self._remote_hosts.hear(said, time.monotonic())
+                self._socket.send_multipart([address, encode(answer)])
+                if said.failed:
+                    _say(Report(failed=f"{said.failed} (on the host {said.address})"))
+
+    def _find_stalled(self) -> None:
+        """The launcher ends them: until they have ended, they may still change what they share with others."""
+        now = time.monotonic()
+        if any(here.steps for here in self._membership.heard.values()):
+            for (
+                member
+            ) in self._membership.live:  # also who has been silent since before we were started again
+                self._heard_s.setdefault(member, now)
+        for member, heard_s in list(self._heard_s.items()):
+            if now - heard_s > self._stall_s and not self._remote_hosts.see_to(member):
+                self._heard_s[member] = now
+                _say(Report(stalled=member))
+
+    def _tell(self) -> None:
+        for member, address in self._addresses.items():
+            answer = self._membership.answer(member)
+            content = encode(answer) if answer is not None else b""
+            if content != self._told.get(member, b""):
+                self._told[member] = content
+                if content:
+                    self._socket.send_multipart([address, content])
+
+    def _report(self) -> None:
+        """Once everyone is at work again."""
+        membership = self._membership
+        new_generation = membership.new_generation
+        if new_generation and membership.servers.issuperset(membership.live) and not self._is_over:
+            self._is_over = True
+            _say(Report(is_over=True, finished=self._has_finished))
+        if new_generation is None or self._reported >= new_generation.generation:
+            return
+        if new_generation.generation > self._seen:
+            self._seen = new_generation.generation
+            self._gone |= set(new_generation.gone)
+            self._left |= set(new_generation.left)
+            self._is_mixed = self._is_mixed or new_generation.is_mixed
+        here = [membership.heard.get(member) for member in new_generation.members]
+        steps = [
+            one.steps for one in here if one and one.generation == new_generation.generation and not one.waits
+        ]
+        if len(steps) == len(new_generation.members) and max(steps) > new_generation.steps:
+            _say(
+                Report(
+                    generation=new_generation.generation,
+                    members=list(new_generation.members),
+                    gone=sorted(self._gone),
+                    left=sorted(self._left),
+                    is_mixed=self._is_mixed,
+                    step=new_generation.steps + 1,
+                    noticed_s=self._noticed_s or 0.0,
+                    resumed_s=time.monotonic(),
+                    ended=self._remote_hosts.endings(self._gone),
+                    vanished=self._remote_hosts.take_vanished(),
+                    servers=sorted(membership.servers),
+                )
+            )
+            self._reported = new_generation.generation
+            self._gone.clear()
+            self._left.clear()
+            self._is_mixed = False
+            self._noticed_s = None
+
+
+def _say(report: Report) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, msgspec.json.encode(report) + b"\n")
+
+
+def main() -> None:
+    die_with_the_launcher(NAME)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the launcher
+    with open(0, "rb", buffering=0, closefd=False) as launcher:
+        line = launcher.readline()
+    if line:
+        Coordinator(msgspec.json.decode(line, type=Orders)).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

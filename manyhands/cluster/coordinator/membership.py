@@ -1,0 +1,226 @@
+"""Who belongs to a run, generation after generation: the coordinator's decisions, without sockets and clocks.
+
+A generation is over when one of its members is gone, or when its members leave it together because somebody wants to
+join or to leave. The next one begins when every member that is alive has left: those who have the state come
+first, in the order of their ranks, and then those who take it over.
+
+Servers that may be on several hosts are members like workers, but have no rank among them: whoever of them is there has
+a seat. What each of them has of the parameters is not known here (`servers/holding.py`).
+
+Where a replica is spread over several workers, its crew, crews come and go as a whole: who is left of a crew waits, as
+a new one does, until there are enough for another.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from manyhands.cluster.coordinator.control import Change, Here, NewGeneration, No, Over, ToMember
+
+
+class Membership:
+    """`most` is how many may be members at once; `heard` is what each one said last.
+
+    `crew` is how many workers have one replica among them. Where replicas are `alike` after every step, parts of
+    several make one.
+    """
+
+    def __init__(self, members: Iterable[int], *, most: int, crew: int = 1, alike: bool = False) -> None:
+        self.generation = 0
+        self.seated = tuple(members)
+        self.heard: dict[int, Here] = {}
+        self.gone: set[int] = set()
+        self.ended: set[int] = set()  # of those, the ones that cannot come again
+        self._most = most
+        self._crew = crew
+        self._alike = alike
+        self.new_generation: NewGeneration | None = None
+        self.servers: set[int] = set()  # of all who were ever heard
+        self._has_begun = False  # whether anyone seated was heard; else we may know less than they
+        self._is_lost = False  # whether nobody has the state any more
+        # Where the run begins with whoever comes: how many that will be, once it is known.
+        self.expected: int | None = None
+        self.expected_servers = 0
+
+    def hear(self, here: Here) -> None:
+        """What a member says of itself; one that was given up and speaks again is new."""
+        if here.member in self.ended:
+            return  # said before it died, and heard after
+        if (
+            here.generation > self.generation and here.new_generation
+        ):  # we were started in the middle of a run
+            self.generation, self.new_generation = here.generation, here.new_generation
+            self.seated = (*here.new_generation.members, *here.new_generation.servers)
+            self.servers |= set(here.new_generation.servers)
+        self.heard[here.member] = here
+        if here.serves:
+            self.servers.add(here.member)
+        self._has_begun = self._has_begun or here.generation >= 0
+        # A loss is only believed of members of the generation in which it was seen.
+        if here.generation == self.generation:
+            self.gone |= set(here.lost) & set(self.seated)
+        self._decide()
+
+    def lose(self, member: int) -> None:
+        """Nothing was heard of a member for too long; should it speak again, it is new."""
+        self.lose_all([member])
+
+    def lose_all(self, members: Iterable[int]) -> None:
+        """The same for those who are gone together: no generation begins with some of them."""
+        for member in members:
+            self.gone.add(member)
+            self.heard.pop(member, None)
+        self._decide()
+
+    def end(self, member: int) -> None:
+        """A member's process has ended."""
+        self.ended.add(member)
+        self.lose(member)
+
+    def answer(self, member: int) -> ToMember | None:
+        """What this member has to be told now; nothing if it may go on as it is."""
+        here = self.heard.get(member)
+        if here is None:
+            return None
+        if here.waits:
+            is_concerned = member in self.seated or here.leaving
+            if self.new_generation and is_concerned and here.generation < self.generation:
+                return self.new_generation
+            if self._is_lost:
+                return No(reason="nobody is left from whom a new worker could take the parameters over")
+            return None
+        if here.generation < self.generation:
+            return Over(generation=here.generation, gone=())  # it was given up: it may come again
+        missing = tuple(one for one in self.seated if one in self.gone)
+        if missing or self.is_left:
+            return Over(generation=self.generation, gone=missing)
+        return Change(generation=self.generation) if self._wants_change() else None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether one of this generation has left it: whoever waits for that one now waits in vain."""
+        here = [self.heard[member] for member in self.live if member in self.heard]
+        return any(one.waits and one.generation == self.generation for one in here)
+
+    @property
+    def live(self) -> list[int]:
+        """Those who are seated, as far as they are not known to be gone."""
+        return [member for member in self.seated if member not in self.gone]
+
+    def _new(self) -> list[int]:
+        """Those who wait for a seat, as far as there is room."""
+        live = self._workers(self.live)
+        staying = [m for m in live if m not in self.heard or not self._leaves(self.heard[m])]
+        return [*self._seats_for(self._waiting(), len(staying)), *self._waiting(serving=True)]
+
+    def _waiting(self, *, serving: bool = False) -> list[int]:
+        return sorted(
+            member
+            for member, here in self.heard.items()
+            if here.waits and not here.leaving and (member not in self.seated or member in self.gone)
+            if (member in self.servers) == serving
+        )
+
+    def _workers(self, members: Iterable[int]) -> list[int]:
+        return [member for member in members if member not in self.servers]
+
+    def _seats_for(self, members: Sequence[int], taken: int) -> list[int]:
+        """Of those who want a seat, whoever gets one: crews that are complete, as far as there is room."""
+        room = min(len(members), max(0, self._most - taken))
+        return list(members[: room // self._crew * self._crew])
+
+    def _leaves(self, here: Here) -> bool:
+        """Whether a member wants to be left out; one that others need for their replica cannot."""
+        return here.leaving and self._crew == 1
+
+    def _wants_change(self) -> bool:
+        live = self._workers(self.live)
+        leaving = [one for one in live if one in self.heard and self._leaves(self.heard[one])]
+        return 0 < len(leaving) < len(live) or bool(self._new())  # the last one cannot leave
+
+    def _state_holders(self, having: Iterable[int]) -> tuple[list[int], bool]:
+        """Of those who have the state, whoever goes on with it: the crews that are whole; says whether no crew was, and
+        parts of several had to do."""
+        known, seated = set(having), self._workers(self.seated)
+        crews = [seated[at : at + self._crew] for at in range(0, len(seated), self._crew)]
+        whole = [crew for crew in crews if known.issuperset(crew)]
+        if whole or not self._alike:
+            return list(itertools.chain(*whole)), False
+        by_part = [[one for one in seated[part :: self._crew] if one in known] for part in range(self._crew)]
+        made = list(zip(*by_part, strict=False))  # as many as the rarest part has
+        return list(itertools.chain(*made)), bool(made)
+
+    def _decide(self) -> None:
+        if not self.seated and not self._has_begun:
+            self._begin()
+            return
+        live = self.live
+        here = [self.heard.get(member) for member in live]
+        left = [one for one in here if one is not None and one.waits and one.generation == self.generation]
+        reports = [one for one in left if one.member not in self.servers]
+        staying = [one for one in reports if not self._leaves(one)]
+        if not any(one.has_state for one in staying):
+            staying = reports  # someone has to go on
+        first, is_mixed = self._state_holders(one.member for one in staying if one.has_state)
+        had_state = any(one.has_state for one in reports) or bool(
+            self.new_generation and self.new_generation.state_holders
+        )
+        self._is_lost = self._has_begun and (
+            not self._workers(live) or (had_state and len(left) == len(live) and not first)
+        )
+        if not live or len(left) < len(live) or self._is_lost:
+            return
+        state_holders = [one for one in staying if one.member in first]
+        others = [one.member for one in staying if one.member not in first]
+        members = (*first, *self._seats_for([*others, *self._waiting()], len(first)))
+        if not members:
+            return
+        servers = [one.member for one in left if one.member in self.servers]
+        self._rank_info(
+            members,
+            servers=(*servers, *self._waiting(serving=True)),
+            state_holders=len(state_holders),
+            last_commits=max(one.commits for one in state_holders or staying),
+            steps=max(one.steps for one in reports),
+            gone=tuple(member for member in self.seated if member in self.gone),
+            left=tuple(one.member for one in reports if self._leaves(one) and one.member not in members),
+            is_mixed=is_mixed,
+            in_step=tuple(
+                host
+                for host in sorted({one.host for one in state_holders})
+                if all(one.in_step for one in state_holders if one.host == host)
+            ),
+        )
+
+    def _begin(self) -> None:
+        """The first generation of a run whose members come one by one."""
+        waiting, servers = self._workers(self._new()), self._waiting(serving=True)
+        if (
+            waiting
+            and self.expected is not None
+            and len(waiting) >= min(self.expected, self._most)
+            and len(servers) >= self.expected_servers
+        ):
+            self._has_begun = True
+            self._rank_info(
+                tuple(waiting),
+                servers=tuple(servers),
+                state_holders=0,
+                last_commits=0,
+                steps=0,
+                gone=(),
+                left=(),
+            )
+
+    def _rank_info(self, members: tuple[int, ...], servers: tuple[int, ...], **more: Any) -> None:
+        self.seated = (*members, *servers)
+        self.gone -= set(self.seated)
+        self.generation += 1
+        self.new_generation = NewGeneration(
+            generation=self.generation,
+            members=members,
+            servers=servers,
+            hosts=tuple(self.heard[member].host for member in self.seated),
+            place=self.heard[members[0]].place,
+            **more,
+        )

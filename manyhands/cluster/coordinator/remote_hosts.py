@@ -1,0 +1,132 @@
+"""The other hosts of a run, as the coordinator knows them: decisions, without sockets and clocks.
+
+Each has a launcher that says several times a second that it is there, and which of its workers have ended. It computes
+nothing, so its silence means that the host, or the way to it, is gone. Its workers are then given up; should they be
+heard again, they take the state over like new ones. A run goes on where its coordinator is, and nowhere else.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import msgspec
+
+from manyhands.cluster.coordinator.control import NUMBERS, HostHere, HostThere
+from manyhands.cluster.coordinator.membership import Membership
+
+SILENCE_S = 3.0
+SUSPICIOUS_S = 1.0  # where others have noticed that something is wrong: a connection was closed on them
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker of another host has ended, and when that was heard."""
+
+    member: int
+    address: str
+    how: str
+    at_s: float
+
+
+class Vanished(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that has fallen silent, its workers, and when it was last heard."""
+
+    address: str
+    members: list[int]
+    at_s: float
+
+
+@dataclass
+class _RemoteHost:
+    address: str
+    workers: int
+    servers: int
+    heard_s: float
+    is_here: bool = True
+    ended: dict[int, Ending] = field(default_factory=dict)
+    stalled: set[int] = field(default_factory=set)
+
+    def expected(self) -> tuple[int, int]:
+        """How many workers and servers of those that it begins with are still to come, or there."""
+        places = [member % NUMBERS for member in self.ended]
+        servers = sum(self.workers <= place < self.workers + self.servers for place in places)
+        return self.workers - (len(places) - servers), self.servers - servers
+
+
+class RemoteHosts:
+    """`hosts` is how many there must be, the coordinator's own included, before the roster may begin."""
+
+    def __init__(self, membership: Membership, *, hosts: int, own_workers: int, own_servers: int = 0) -> None:
+        self._membership = membership
+        self._hosts = hosts
+        self._own = own_workers, own_servers
+        self._numbers: dict[str, int] = {}  # by token
+        self._remote_hosts: dict[int, _RemoteHost] = {}
+        self._vanished: list[Vanished] = []
+        self._expect()
+
+    def hear(self, said: HostHere, now_s: float) -> HostThere:
+        """What a launcher says of its host; returns the answer."""
+        number = self._number(said)
+        guest = self._remote_hosts.setdefault(
+            number, _RemoteHost(said.address, said.workers, said.servers, now_s)
+        )
+        guest.heard_s, guest.is_here = now_s, True
+        for member, how in said.ended:
+            guest.stalled.discard(member)
+            if member not in guest.ended and member // NUMBERS == number:
+                guest.ended[member] = Ending(member=member, address=guest.address, how=how, at_s=now_s)
+                self._expect()
+                self._membership.end(member)
+        self._expect()
+        seated = tuple(member for member in self._membership.seated if member // NUMBERS == number)
+        return HostThere(host=number, stalled=tuple(sorted(guest.stalled)), seated=seated)
+
+    def _number(self, said: HostHere) -> int:
+        """A coordinator that was started again learns the numbers from the launchers."""
+        if said.token not in self._numbers:
+            known = {*self._numbers.values(), *(member // NUMBERS for member in self._membership.heard)}
+            is_free = said.host > 0 and said.host not in self._numbers.values()
+            self._numbers[said.token] = said.host if is_free else max({0, *known}) + 1
+        return self._numbers[said.token]
+
+    def _expect(self) -> None:
+        if self._hosts and len(self._remote_hosts) + 1 >= self._hosts:
+            counts = [self._own, *(guest.expected() for guest in self._remote_hosts.values())]
+            self._membership.expected, self._membership.expected_servers = map(sum, zip(*counts, strict=True))
+
+    def find_vanished(self, now_s: float) -> list[int]:
+        """Give up the workers of hosts that have fallen silent; returns them."""
+        lost: list[int] = []
+        limit_s = SUSPICIOUS_S if self._membership.is_left else SILENCE_S
+        for number, guest in self._remote_hosts.items():
+            if guest.is_here and now_s - guest.heard_s > limit_s:
+                guest.is_here = False
+                guest.stalled.clear()
+                members = [member for member in self._membership.live if member // NUMBERS == number]
+                lost += members
+                if members:
+                    self._vanished.append(
+                        Vanished(address=guest.address, members=members, at_s=guest.heard_s)
+                    )
+        if lost:
+            self._membership.lose_all(lost)
+        return lost
+
+    def see_to(self, member: int) -> bool:
+        """A member hangs; says whether it is for a launcher on another host to end it, or is gone with its host."""
+        guest = self._remote_hosts.get(member // NUMBERS)
+        if guest is not None and guest.is_here:
+            guest.stalled.add(member)
+        return guest is not None
+
+    def endings(self, members: Collection[int]) -> list[Ending]:
+        return [
+            guest.ended[m]
+            for guest in self._remote_hosts.values()
+            for m in sorted(members)
+            if m in guest.ended
+        ]
+
+    def take_vanished(self) -> list[Vanished]:
+        """Those that were not told yet."""
+        found, self._vanished = self._vanished, []
+        return found

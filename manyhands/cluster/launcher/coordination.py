@@ -1,0 +1,141 @@
+"""The launcher's side of the coordinator: starts it, tells it who has ended, hears what it reports."""
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from manyhands.cluster.coordinator.control import Invitation
+from manyhands.cluster.coordinator.coordinator import Ended, Orders, Report
+from manyhands.cluster.launchers import local
+from manyhands.comm.transports.curve import make_keys
+
+STALL_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """How a run may change while it goes on."""
+
+    most: int
+    """Workers at once; those beyond what the launcher starts have to join."""
+    replace: int
+    """How many workers that have died are replaced before the run goes on with fewer."""
+    stall_s: float = STALL_S
+    """A worker of which nothing was heard for this long is killed."""
+    hosts: int = 0
+    """How many hosts must have come before the run begins; 0: all workers are on this one, and no port is opened."""
+    crew: int = 1
+    """How many workers have one replica among them: they come and go together."""
+    alike: bool = False
+    """Whether all replicas are the same after every step, so that parts of several make one."""
+    address: str = ""
+    """Of this host, and after a colon the port of the coordinator, where there may be other hosts."""
+
+
+def host_environ(number: int, address: str) -> dict[str, str]:
+    """What a worker needs to know of its host, in a run that may have several: it comes like a new one."""
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # else PyTorch warns of every address without a name
+    return {local.HOST: str(number), local.ADDRESS: address, local.IS_NEW: "1", **quiet}
+
+
+class Coordination:
+    """One coordinator process at a time; leaving the context ends it."""
+
+    def __init__(self, members: list[int], elastic: Elastic, servers: int = 0) -> None:
+        server, guest = make_keys(), make_keys()
+        endpoint = (
+            f"tcp://{elastic.address}" if elastic.hosts else f"ipc://@manyhands-{secrets.token_hex(16)}"
+        )
+        self._orders = Orders(
+            endpoint=endpoint,
+            keys=(server[0].decode(), server[1].decode()),
+            remote_hosts=[guest[0].decode()],
+            members=members,
+            most=elastic.most,
+            stall_s=elastic.stall_s,
+            hosts=elastic.hosts,
+            crew=elastic.crew,
+            alike=elastic.alike,
+            servers=servers if elastic.hosts else 0,
+        )
+        self._elastic = elastic
+        self.invitation = Invitation(
+            endpoint=endpoint,
+            server_key=server[0].decode(),
+            public_key=guest[0].decode(),
+            secret_key=guest[1].decode(),
+        )
+        self.members = tuple(members)
+        self._ended: list[int] = []
+        self._rest = b""
+
+    def __enter__(self) -> "Coordination":
+        self._start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """What a worker needs in order to be a member."""
+        known = {local.INVITATION: self.invitation.text()}
+        if self._elastic.hosts:
+            known |= host_environ(0, self._elastic.address.rpartition(":")[0])
+        return known
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when there are reports, or when the coordinator is gone."""
+        assert self._process.stdout
+        return self._process.stdout.fileno()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "manyhands.cluster.coordinator.coordinator"],
+            env={**os.environ, local.LAUNCHER_PID: str(os.getpid())},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            process_group=0,
+        )
+        self._rest = b""
+        self._say(self._orders)
+        self._say(Ended(members=self._ended))
+
+    def _end(self) -> None:
+        with self._process:
+            self._process.kill()
+
+    def start_again(self) -> int:
+        """After a death; returns how the old one ended."""
+        self._end()
+        code = self._process.returncode
+        self._start()
+        return code
+
+    def tell_ended(self, member: int) -> None:
+        self._ended.append(member)
+        self._say(Ended(members=self._ended))
+
+    def _say(self, message: Orders | Ended) -> None:
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # its death is heard on the other pipe
+            self._process.stdin.write(msgspec.json.encode(message) + b"\n")
+
+    def take(self) -> list[Report] | None:
+        """What the coordinator has reported; None if it is gone."""
+        data = os.read(self.fileno(), 1 << 16)
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [msgspec.json.decode(line, type=Report) for line in lines]

@@ -1,0 +1,188 @@
+"""A launcher's part in a run whose coordinator is on another host: speaks for its workers, and sees to them.
+
+It says several times a second that this host is there, and how its workers have ended. Where the way to the coordinator
+is cut, its workers wait, and so does it.
+"""
+
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import Callable
+
+import zmq
+
+from manyhands.cluster.coordinator.control import (
+    LARGEST_BYTES,
+    NUMBERS,
+    HostHere,
+    HostThere,
+    Invitation,
+    encode,
+    to_member,
+)
+from manyhands.cluster.launcher.exits import describe_exit
+from manyhands.cluster.launcher.processes import Worker, WorkerProcesses
+from manyhands.cluster.launchers import local
+from manyhands.comm.transports.curve import introduce, watch
+from manyhands.errors import ManyhandsError
+
+BEAT_S = 0.25
+KNOCKING_S = 60.0
+GIVE_UP_S = 600.0
+_LINGER_MS = 1000
+_NEXT_S = 1.0  # before a dead worker's replacement is started, for each one before it
+
+
+class HostAgent:
+    """`workers` and `servers` of this host, whose `address` the others know; of those that die, `replace` are
+    replaced."""
+
+    def __init__(
+        self, invitation: Invitation, *, address: str, workers: int, replace: int, servers: int = 0
+    ) -> None:
+        self._where = invitation.endpoint
+        self._address = address
+        self._workers = workers
+        self._servers = servers
+        self._places = {rank: rank for rank in range(workers + servers)}  # whose place each one has
+        self._replace = replace
+        self._token = secrets.token_hex(16)
+        self._ended: dict[int, str] = {}
+        self._failed = ""
+        self._has_finished = False
+        self._state_holders: set[int] = set()  # those who have been in the run
+        self._due: list[tuple[float, int]] = []
+        self._replaced = 0
+        self.host = -1
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, 8)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        watch(self._socket, invitation.endpoint)
+        keys = (invitation.public_key.encode(), invitation.secret_key.encode())
+        introduce(self._socket, invitation.server_key.encode(), keys)
+        self._socket.connect(invitation.endpoint)
+        self._beat_s = 0.0
+        self._heard_s = time.monotonic()
+
+    def __enter__(self) -> "HostAgent":
+        """Returns when the coordinator has given this host a number."""
+        try:
+            while self.host < 0:
+                self._beat()
+                if self._socket.poll(round(BEAT_S * 1000)):
+                    self._hear()
+                if time.monotonic() - self._heard_s > KNOCKING_S:
+                    raise ManyhandsError(
+                        f"the run at {self._where} has not answered for {KNOCKING_S:.0f} s; check that it goes on, "
+                        "that its address can be reached from here, and that its join.json is the newest"
+                    )
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+        self._context.term()
+
+    @property
+    def first_number(self) -> int:
+        return self.host * NUMBERS
+
+    def see_to(self, crew: WorkerProcesses, start: Callable[[int], int]) -> None:
+        """These workers; `start(place)` starts one in the place of another."""
+        self._crew = crew
+        self._start = start
+
+    # What a launcher asks
+
+    def is_server(self, rank: int) -> bool:
+        return self._places[rank] >= self._workers
+
+    def note_end(self, worker: Worker) -> bool:
+        """One has ended; says whether the others can go on."""
+        self._has_finished = self._has_finished or (worker.code == 0 and not self.is_server(worker.rank))
+        is_good = worker.code in local.GOOD_ENDS
+        self._ended[self.first_number + worker.rank] = "" if is_good else describe_exit(worker.code)
+        if worker.code > 0 and not is_good and not self._has_finished:
+            self._fail(worker)
+        self._beat()
+        if worker.code < 0 and self._replaced < self._replace:
+            self._due.append((time.monotonic() + _NEXT_S * self._replaced, self._places[worker.rank]))
+            self._replaced += 1
+        return is_good or self._has_finished or (worker.code < 0 and self.goes_on())
+
+    def _fail(self, worker: Worker) -> None:
+        """By an error of its own, which the workers of other hosts would meet as well."""
+        refusals = [line for line in worker.tail if line.startswith("error: ")]
+        if worker.code == local.EXIT_REFUSED and refusals:
+            self._failed = refusals[-1].removeprefix("error: ")[:400]
+        elif worker.code != local.EXIT_PEER_LOST:
+            name = "server" if self.is_server(worker.rank) else "worker"
+            self._failed = f"{name} {self.first_number + worker.rank} {worker.ending}"[:400]
+
+    def goes_on(self) -> bool:
+        """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""
+        if self._has_finished:
+            workers = [one for one in self._crew.running if not self.is_server(one.rank)]
+            return any(self.first_number + worker.rank in self._state_holders for worker in workers)
+        return bool(self._crew.busy or self._due)
+
+    @property
+    def has_finished(self) -> bool:
+        return self._has_finished
+
+    @property
+    def failed(self) -> str:
+        """Why the run cannot go on, for a reason that is not on this host: here nobody would know."""
+        return ""
+
+    def tick(self) -> None:
+        """Speak and listen, and start what is due."""
+        while self._socket.poll(0):
+            self._hear()
+        now = time.monotonic()
+        if now - self._beat_s >= BEAT_S:
+            self._beat()
+        if now - self._heard_s > GIVE_UP_S:
+            raise ManyhandsError(
+                f"nothing was heard of the run at {self._where} for {GIVE_UP_S:.0f} s, and this host has waited long "
+                "enough; join again when it can be reached"
+            )
+        for at_s, place in [entry for entry in self._due if entry[0] <= now]:
+            self._due.remove((at_s, place))
+            self._places[self._start(place)] = place
+
+    def finish(self) -> None:
+        self._beat()
+
+    # What is said
+
+    def _beat(self) -> None:
+        self._beat_s = time.monotonic()
+        said = HostHere(
+            token=self._token,
+            host=self.host,
+            address=self._address,
+            workers=self._workers,
+            servers=self._servers,
+            ended=tuple(self._ended.items()),
+            failed=self._failed,
+        )
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(encode(said), zmq.NOBLOCK)
+
+    def _hear(self) -> None:
+        frames = self._socket.recv_multipart()
+        said = to_member(frames[0]) if len(frames) == 1 else None
+        if isinstance(said, HostThere):
+            self.host = said.host
+            self._heard_s = time.monotonic()
+            self._state_holders |= set(said.seated)
+            for worker in self._crew.running if said.stalled else ():
+                if self.first_number + worker.rank in said.stalled:
+                    worker.signal(signal.SIGKILL)

@@ -1,0 +1,71 @@
+"""By which address a host is reached."""
+
+import errno
+import socket
+
+from manyhands.errors import UsageError
+
+_held: list[socket.socket] = []
+
+
+def address_towards(address: str) -> str:
+    """The address of this host that it would use to reach another."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)  # no packet is sent: the kernel only chooses the route
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(f"there is no way from here to {address} ({error}); check the network") from None
+
+
+def outward_address() -> str:
+    """The address of this host that leads to others."""
+    try:
+        return address_towards("192.0.2.1")  # of no host: for documentation
+    except UsageError:
+        raise UsageError(
+            "this host has no way to others; say at which of its addresses they join, as in --hosts 2@10.0.0.1"
+        ) from None
+
+
+def parse_hosts(text: str) -> tuple[int, str]:
+    """`2`, or `2@10.0.0.1` or `2@10.0.0.1:29400` to say at which address and port of this host the others join."""
+    number, _, place = text.partition("@")
+    port = place.partition(":")[2]
+    if not number.isdecimal() or not (port or "1").isdecimal() or int(port or "1") >= 1 << 16:
+        raise UsageError(f"hosts={text!r} is neither a number of hosts nor like 2@10.0.0.1")
+    if int(number) < 1:
+        raise UsageError(f"hosts={text!r}: there must be at least 1 host")
+    return int(number), place
+
+
+def meeting_address(place: str) -> str:
+    """Where the coordinator listens, with what was not said filled in."""
+    address, _, port = place.partition(":")
+    address = address or outward_address()
+    return f"{address}:{hold_port(address, int(port or '0'))}"
+
+
+def hold_port(address: str, port: int = 0) -> int:
+    """A port of that address at which nobody listens: this one, or any if it is 0. It is held as long as this process.
+
+    A bound socket that does not listen keeps the port from every process that asks for any, or for this one alone.
+    The store and the coordinator listen at it all the same: they set SO_REUSEADDR, as this does.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was closed a moment ago is free
+    try:
+        holder.bind((address, port))
+    except OSError as error:
+        holder.close()
+        reason = error.strerror
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(
+                f"{address} is no address of this host ({reason}); name one of its own"
+            ) from None
+        raise UsageError(
+            f"port {port} of {address} cannot be had ({reason}); name another, or none"
+        ) from None
+    _held.append(holder)
+    return int(holder.getsockname()[1])

@@ -1,0 +1,84 @@
+"""Some workers of a world as a world of their own: memory, meetings, sums and messages among them alone."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from manyhands.cluster.worker.rendezvous import anonymous_memory
+from manyhands.cluster.worker.world import CHANNELS, World
+from manyhands.comm.between import BetweenHosts
+from manyhands.comm.comm import Comm
+from manyhands.comm.shared import SharedComm
+from manyhands.comm.transports.c10d import C10dTransport
+from manyhands.comm.transports.host import Host
+from manyhands.comm.transports.mailbox import SLOT_BYTES, SLOTS, MailboxTransport
+from manyhands.comm.transports.routed import RoutedTransport
+from manyhands.comm.transports.transport import Transport
+
+
+class Division(World):
+    """The group of this worker among `groups`, into which all workers are divided; ranks count its members."""
+
+    def __init__(self, world: World, groups: Sequence[Sequence[int]]) -> None:
+        mine = next(ranks for ranks in groups if world.rank in ranks)
+        self.rank_info = world.rank_info
+        self.rank = mine.index(world.rank)
+        self.size = len(mine)
+        self.servers = 0
+        self.check = world.check
+        self.members = tuple(mine)  # ranks in the world
+        self.neighbours = world.neighbours
+        self._store = world._store
+        self._owns_group = False
+        self._divided = {}
+        self._transport: Transport | None = None
+        self.hosts = _hosts(world, mine)
+        near = next(ranks for ranks in self.hosts if self.rank in ranks)
+        names = [mine[rank] for rank in near]
+        self.host = Host(
+            _memory(world, names[0]), near, near.index(self.rank), check=world.check, names=names
+        )
+        self._far_group: Any = None
+        self._between: BetweenHosts | None = None
+        if len(self.hosts) > 1:
+            network = world.network().among(f"division/{mine}")
+            self._far_group = network.group("workers", mine, world.rank)
+            self._between = BetweenHosts(
+                [[mine[rank] for rank in ranks] for ranks in self.hosts], world.rank, network
+            )
+        self.comm: Comm = SharedComm(
+            self.host, self.rank, self.size, self._between, self.transport, self._far
+        )
+
+    def channel(self, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> Transport:
+        """Messages of their own between any two members; all must ask, in the same order."""
+        near = MailboxTransport(self.host, slots=slots, slot_bytes=slot_bytes)
+        far = C10dTransport(self._far_group, names=self.members) if self._far_group else None
+        return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
+
+    def _channel(self, number: int) -> Transport:
+        far = C10dTransport(self._far_group, tag=number, names=self.members) if self._far_group else None
+        return RoutedTransport(self.rank, self.size, self.host.ranks, MailboxTransport(self.host), far)
+
+    def _far(self) -> Transport:
+        return C10dTransport(self._far_group, tag=CHANNELS, names=self.members)
+
+    def close(self) -> None:
+        self.host.close()
+
+
+def _hosts(world: World, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The group's members by host, as ranks within the group."""
+    found = (tuple(ranks.index(rank) for rank in ranks if rank in near) for near in world.hosts)
+    return tuple(sorted(near for near in found if near))
+
+
+def _memory(world: World, first: int) -> int:
+    """Anonymous memory of the group's members on this host, made by the first of them; all workers must ask."""
+    own = anonymous_memory() if world.rank == first else -1
+    told = world.host.exchange([float(first), float(os.getpid()), float(own)])
+    _, pid, fd = next(row for rank, row in zip(world.host.ranks, told, strict=True) if rank == first)
+    if own < 0:
+        own = os.open(f"/proc/{int(pid)}/fd/{int(fd)}", os.O_RDWR | os.O_CLOEXEC)
+    world.host.barrier()
+    return own

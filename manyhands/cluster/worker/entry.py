@@ -1,0 +1,181 @@
+"""What runs inside every worker process before and after the user's script.
+
+python -m manyhands.cluster.worker.entry SCRIPT [arguments]
+python -m manyhands.cluster.worker.entry -m MODULE [arguments]
+"""
+
+import ctypes
+import faulthandler
+import importlib.util
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from manyhands.cluster.launchers import local
+from manyhands.cluster.worker import compiler, leaving
+from manyhands.cluster.worker.rank_info import own_rank_info
+from manyhands.errors import ManyhandsError, PeerLost, UsageError
+
+before_termination: list[Callable[[], None]] = []
+"""Called in order when the worker is told to end, within the second or so before it is killed."""
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_LEAVE_WITHIN_S = 1.0
+_PACKAGE = Path(__file__).resolve().parents[2]  # of manyhands
+
+
+def main() -> None:
+    """Prepare this process, run the script as `__main__`, and end with an exit code that says how it went."""
+    die_with_the_launcher(own_rank_info().name if local.RANK in os.environ else None)
+    leaving.install(_terminate)
+    faulthandler.enable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A pipe is buffered in blocks by default: a killed worker's last lines would be lost.
+        sys.stdout.reconfigure(line_buffering=True)
+    if local.ARENA_FD in os.environ:
+        os.set_inheritable(int(os.environ[local.ARENA_FD]), False)
+    compiler.leave_unloaded()
+    try:
+        _pin_to_cores()
+        _run(sys.argv[1:])
+    except ManyhandsError as error:
+        code = local.EXIT_PEER_LOST if isinstance(error, PeerLost) else local.EXIT_REFUSED
+        sys.last_value = error  # as the interpreter does; what runs at exit sees that this is not a good end
+        refuse(error, code)
+    except SystemExit as end:
+        if end.code in (None, 0):
+            return
+        sys.last_value = end  # told to end, or of its own accord: neither waits for the others
+        if end.code in local.GOOD_ENDS:
+            raise
+        code = end.code & 0xFF if isinstance(end.code, int) else local.EXIT_CRASHED
+        _say_last_words(code)
+        if not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)  # as the interpreter does
+    except (Exception, KeyboardInterrupt) as error:
+        code = local.EXIT_CRASHED
+        sys.last_value = error
+        _say_last_words(code)
+        _show(error)
+    else:
+        return
+    # A thread that waits for a lost peer must not keep a failed worker, and with it the whole run, alive.
+    deadline = threading.Timer(_LEAVE_WITHIN_S, os._exit, (code,))
+    deadline.daemon = True
+    deadline.start()
+    sys.exit(code)
+
+
+def die_with_the_launcher(name: str | None) -> None:
+    """Have the kernel end this process when the launcher is gone, however it went; `name` is what `top` shows."""
+    if name:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+    launcher = os.environ.get(local.LAUNCHER_PID)
+    if launcher is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(launcher):  # it went before the kernel was told
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _terminate() -> None:
+    for number in (signal.SIGTERM, leaving.ASK, leaving.END):
+        signal.signal(number, signal.SIG_IGN)
+    for action in before_termination:
+        try:
+            action()
+        except Exception:
+            traceback.print_exc()
+    sys.stdout.flush()
+    # Not sys.exit: an exception raised here, between any two lines of the script, might be caught by it.
+    os._exit(local.EXIT_TERMINATED)
+
+
+def _pin_to_cores() -> None:
+    cores = os.environ.get(local.CORES)
+    if not cores:
+        return
+    try:
+        os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot pin a worker to cores {cores} ({error}); set {local.CORES}= for none."
+        ) from None
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments[:1] == ["-m"] and len(arguments) > 1:
+        module = arguments[1]
+        _check_module(module)
+        sys.argv[:] = arguments[1:]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    elif arguments and arguments[0] != "-m":
+        script = arguments[0]
+        if not Path(script).exists():
+            raise UsageError(f"there is no script {script!r} in {os.getcwd()}.")
+        sys.argv[:] = arguments
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path(script).resolve().parent)
+        runpy.run_path(script, run_name="__main__")
+    else:
+        raise UsageError("nothing to run; name a script, or -m and a module.")
+
+
+def _check_module(module: str) -> None:
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        # A parent package that is not there, as opposed to one that is there and misses something else.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        found = None
+    if found is None:
+        raise UsageError(f"there is no module {module!r} to run with -m.")
+
+
+def refuse(error: ManyhandsError, code: int) -> None:
+    """Say why this worker ends, in one sentence."""
+    _say_last_words(code)
+    print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+def _say_last_words(code: int) -> None:
+    sys.stdout.flush()
+    if local.RANK in os.environ:
+        print(f"{local.LAST_WORDS}{code}", file=sys.stderr)
+
+
+def _show(error: BaseException) -> None:
+    """The traceback from the user's first frame on; all of it if there is none, since then it is our mistake."""
+    trace = error.__traceback__
+    while trace is not None and not _is_the_users(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):  # which names its place itself
+        trace = error.__traceback__
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    sys.stderr.flush()
+
+
+def _is_the_users(filename: str) -> bool:
+    """Whether this is neither ours, nor what runs scripts, nor PyTorch, which calls the user's modules."""
+    if filename == runpy.__file__ or filename.startswith("<frozen "):
+        return False
+    return not any(filename.startswith(str(place)) for place in (_PACKAGE, _torch()))
+
+
+def _torch() -> Path:
+    module = sys.modules.get("torch")
+    return Path(module.__file__).parent if module and module.__file__ else _PACKAGE
+
+
+if __name__ == "__main__":
+    # Run the instance that a script gets by importing this module, so that both see one `before_termination`.
+    from manyhands.cluster.worker.entry import main as run_worker
+
+    run_worker()

@@ -1,0 +1,64 @@
+"""Being asked to leave: before a machine is taken away, schedulers send SIGTERM and wait a little.
+
+A worker that has a session then finishes its step, saves together with the others, and leaves. One that has none, or is
+told a second time, ends at once. Our launcher passes SIGTERM on as SIGUSR2, which may come as often as it likes: some
+schedulers signal every process of a job, and the launcher's word must not count as the second time. To end a worker at
+once the launcher says SIGHUP.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from manyhands.cluster.launchers import local
+
+ASK = signal.SIGUSR2
+END = signal.SIGHUP
+
+_end: Callable[[], None] | None = None
+_is_heard = False  # whether anyone looks
+is_asked = False  # whether this process is to save and leave
+_times = 0  # that this process was told to end
+
+
+def install(end: Callable[[], None]) -> None:
+    """From now on signals do what is said above; `end` ends this process at once."""
+    global _end
+    _end = end
+    signal.signal(signal.SIGTERM, _hear)
+    signal.signal(ASK, _hear)
+    if local.RANK in os.environ:
+        signal.signal(END, lambda number, frame: end())
+
+
+def listen() -> None:
+    """There is someone who looks whether this process was asked to leave; only the main thread can hear it."""
+    global _is_heard
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _is_heard = True
+    if _end is None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        install(_die)
+
+
+def stop_listening() -> None:
+    """Nobody looks any more: from now on SIGTERM ends this process at once."""
+    global _is_heard
+    _is_heard = False
+
+
+def _hear(number: int, frame: FrameType | None) -> None:
+    global is_asked, _times
+    _times += number == signal.SIGTERM
+    if not _is_heard or _times > 1:
+        assert _end is not None
+        _end()
+    is_asked = True
+
+
+def _die() -> None:
+    """As if nobody had ever listened."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,225 @@
+"""All workers of a run: who shares a host with whom, and how everybody meets."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from manyhands.cluster.worker.addresses import address_towards
+from manyhands.cluster.worker.rank_info import RankInfo, own_rank_info
+from manyhands.cluster.worker.rendezvous import REGROUPING_S, find_neighbours
+from manyhands.comm.between import BetweenHosts, lane_count
+from manyhands.comm.comm import Comm
+from manyhands.comm.scheduled import ScheduledComm
+from manyhands.comm.shared import SharedComm
+from manyhands.comm.transports.arena import Arena
+from manyhands.comm.transports.c10d import C10dTransport
+from manyhands.comm.transports.connections import Connections, port_of
+from manyhands.comm.transports.gloo import MEETING_S, STEP_TIMEOUT, Network
+from manyhands.comm.transports.host import Host
+from manyhands.comm.transports.mailbox import MailboxTransport
+from manyhands.comm.transports.routed import RoutedTransport
+from manyhands.comm.transports.transport import Transport
+
+if TYPE_CHECKING:
+    from manyhands.cluster.worker.division import Division
+
+CHANNELS = 2  # of a schedule over a network
+GENERATION_BYTES = 1 << 47  # of a host's memory, which is sparse: what generations hand out does not meet
+
+
+class World:
+    """Worker `rank` of `size`, on one of `hosts` (each a tuple of ranks), for one generation.
+
+    `check` is called now and then while this worker waits for others of its host, and may raise. Waiting for other
+    hosts ends when the `connections` are cut. `store` is where all meet, if this worker has opened it already.
+    """
+
+    def __init__(
+        self,
+        rank_info: RankInfo,
+        check: Callable[[], None] = lambda: None,
+        connections: Connections | None = None,
+        store: Any = None,
+    ) -> None:
+        self.rank_info = rank_info
+        self.rank = rank_info.rank
+        self.size = rank_info.workers
+        self.servers = rank_info.servers
+        self.check = check
+        self._between: BetweenHosts | None = None
+        self._far_group: Any = None
+        self._owns_group = False
+        self._divided: dict[Any, Division] = {}
+        self._connections = connections or Connections()
+        with (
+            self._connections.drawing(*port_of(rank_info.store))
+            if rank_info.store
+            else contextlib.nullcontext()
+        ):
+            self.neighbours = find_neighbours(rank_info, store)
+        self._store: Any = self.neighbours.store
+        self.hosts: tuple[tuple[int, ...], ...] = self.neighbours.workers(rank_info)
+        mine = next(ranks for ranks in self.hosts if self.rank in ranks)
+        self.host = Host(
+            self.neighbours.memory_fd,
+            mine,
+            mine.index(self.rank),
+            start=rank_info.generation * GENERATION_BYTES,
+            check=check,
+        )
+        if len(self.hosts) > 1:
+            network = self.network()
+            self._far_group = network.group("workers", range(self.size), self.rank)
+            self._between = BetweenHosts(self.hosts, self.rank, network)
+        self._transport: Transport | None = None
+        self.comm: Comm = SharedComm(
+            self.host, self.rank, self.size, self._between, self.transport, self._far
+        )
+
+    @property
+    def lanes(self) -> int:
+        return lane_count(self.hosts)
+
+    def between_hosts(self) -> Comm:
+        """The comm of replicas that are shared by the workers of a host."""
+        return self._between or Comm()
+
+    def scheduled(self, topology: str) -> Comm:
+        """The comm of replicas that each worker has for itself, with a named topology."""
+        # Over a network somebody else moves the bytes; in a host's memory it would take the cores from computing.
+        others = range(1, CHANNELS if len(self.hosts) > 1 else 1)
+        channels = [self.transport(), *(self._channel(number) for number in others)]
+        return ScheduledComm(channels, topology, self.hosts, self.comm)
+
+    def transport(self) -> Transport:
+        """Messages between any two workers; made when it is first asked for, by all workers together."""
+        if self._transport is None:
+            self._transport = self._channel(0)
+        return self._transport
+
+    def _channel(self, number: int) -> Transport:
+        """Messages that take host memory where they can, and the network under a number of their own."""
+        far = C10dTransport(self._far_group, tag=number) if len(self.hosts) > 1 else None
+        near = MailboxTransport(self.host)
+        return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
+
+    def divided(self, groups: Sequence[Sequence[int]]) -> "Division":
+        """The world of this worker's group, of those into which all workers are divided; all must ask."""
+        from manyhands.cluster.worker.division import Division  # which is a world itself
+
+        key = tuple(map(tuple, groups))
+        if key not in self._divided:
+            self._divided[key] = Division(self, key)
+        return self._divided[key]
+
+    def _far(self) -> Transport:
+        """Messages to workers of other hosts alone, for which nobody needs the others: each makes it when it likes."""
+        return C10dTransport(self._far_group, tag=CHANNELS)
+
+    def between_devices(self) -> Comm:
+        """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
+        network = self.network()
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo", store=network.store, rank=self.rank, world_size=self.size, timeout=STEP_TIMEOUT
+            )
+            self._owns_group = True
+        devices = dist.new_group(range(self.size), backend="nccl")
+        return BetweenHosts([[rank] for rank in range(self.size)], self.rank, network, devices=devices)
+
+    def exchange(self, row: Sequence[float]) -> list[list[float]]:
+        """Everyone's few numbers, by rank."""
+        return self.start_exchange(row)()
+
+    def start_exchange(self, row: Sequence[float]) -> Callable[[], list[list[float]]]:
+        """Begin an exchange; calling what it returns waits for the other hosts (the own host is waited for at once)."""
+        near = self.host.exchange(row)
+        if self._between is None:
+            return lambda: near
+        # One number more than asked for: Gloo does not even meet for a sum of nothing.
+        table = torch.zeros(self.size, len(row) + 1, dtype=torch.float64)
+        for rank, values in zip(self.host.ranks, near, strict=True):
+            table[rank, :-1] = torch.tensor(values, dtype=torch.float64)
+        wait = self._between.start_quick(table)
+
+        def result() -> list[list[float]]:
+            wait()
+            return [[float(value) for value in line[:-1]] for line in table.tolist()]
+
+        return result
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Everyone's bytes, by rank."""
+        return self.comm.gather(payload)
+
+    def network(self) -> Network:
+        """How this worker reaches the others, from the address that leads to the meeting place."""
+        if self._store is None:
+            # One host: whoever wants to listen in would have to be on it.
+            store = (
+                dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+                if self.rank == 0
+                else None
+            )
+            port = int(self.exchange([float(store.port if store else 0)])[0][0])
+            self._store = store or dist.TCPStore("127.0.0.1", port, is_master=False)
+        towards = self.rank_info.store.rpartition(":")[0] if self.rank_info.store else "127.0.0.1"
+        return Network(
+            store=self._store,
+            address=self.rank_info.address or address_towards(towards),
+            connections=self._connections,
+            patience_s=REGROUPING_S if self.rank_info.address else MEETING_S,
+        )
+
+    def close(self) -> None:
+        for part in self._divided.values():
+            part.close()
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._between = self._transport = self._far_group = None
+        self._connections.release()
+        self.host.close()
+
+
+class ServerContext:
+    """A server's place in a run, or, where hosts come and go, in one generation: who is there, and the host's memory.
+
+    `check` and `connections` are those of `World`. It `follows` if the server was in every generation since then.
+    """
+
+    def __init__(
+        self,
+        rank_info: RankInfo,
+        check: Callable[[], None] = lambda: None,
+        connections: Connections | None = None,
+        *,
+        follows: bool = True,
+    ) -> None:
+        self.rank_info = rank_info
+        self.follows = follows
+        self.rank = rank_info.rank
+        self.check = check
+        self._connections = connections or Connections()
+        with (
+            self._connections.drawing(*port_of(rank_info.store))
+            if rank_info.address
+            else contextlib.nullcontext()
+        ):
+            self.neighbours = find_neighbours(rank_info)
+        self.arena = Arena(self.neighbours.memory_fd)
+        self._is_closed = False
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._connections.cut()
+            self.arena.close()
+
+
+def join() -> World | ServerContext:
+    """Take the seat that the launcher left for this process."""
+    rank_info = own_rank_info()
+    return World(rank_info) if rank_info.server is None else ServerContext(rank_info)

@@ -1,0 +1,134 @@
+"""How a session goes on when the members of its run change: one path for a death, a join and a leave.
+
+leave     every worker stops what it is doing and tells the coordinator what it has committed
+settle    if any worker passed the commit barrier, all have finished, so the step commits everywhere;
+          otherwise every worker rolls back
+rejoin    in the next generation every worker builds world, comm and replica around the same model,
+          takes over the state, and does again what it was doing (`rejoin.py`)
+"""
+
+import contextlib
+import sys
+
+from manyhands import telemetry
+from manyhands.cluster.coordinator.control import NewGeneration
+from manyhands.cluster.launchers import local
+from manyhands.cluster.worker.member import Member
+from manyhands.engine.engine import Engine
+from manyhands.engine.join import GenerationLinks, next_generation
+from manyhands.engine.rejoin import rejoin
+from manyhands.errors import PeerLost
+
+
+def recover(engine: Engine, cause: Exception) -> None:
+    """Members change: go on in the next generation, or, where that cannot be, let the cause end the run."""
+    member = engine.member
+    if member is None or not engine.can_go_on:
+        raise cause
+    with telemetry.timed("recover"):
+        new, links = _leave(engine, member)
+        dead = set(new.gone)
+        while True:
+            try:
+                if new.members.index(member.number) < new.state_holders:
+                    _settle(engine, new)
+                else:
+                    engine.transaction = None  # the other workers have gone on without it
+                rejoin(engine, new, links)
+                break
+            except PeerLost:
+                if engine.is_set_up:
+                    engine.replica.take_back()
+                new, links = _leave(engine, member)
+                dead |= set(new.gone)
+    telemetry.event(
+        "generation",
+        number=new.generation,
+        workers=len(new.members),
+        gone=sorted(dead),
+        step=engine.progress.steps,
+        cause=str(cause),
+    )
+
+
+def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLinks]:
+    """Wait for the next generation; a worker that was asked to leave does not come back from here."""
+    member.on_over()  # ends the waiting of workers on other hosts for this one
+    if engine.is_set_up:
+        with contextlib.suppress(PeerLost):
+            engine.comm.finish_sum()  # it is in memory that will be given back
+    members, progress = engine.world.rank_info.members, engine.progress
+    lost = tuple(members[rank] for rank in engine.world.host.gone()) if members else ()
+    in_step = engine.transaction is not None and engine.replica.steps_together
+    new, links = next_generation(
+        engine.world.rank_info,
+        member,
+        has_state=engine.is_set_up and engine.has_state,
+        commits=progress.commits,
+        steps=progress.steps,
+        in_step=in_step,
+        lost=lost,
+    )
+    if member.number not in new.members:
+        if engine.is_set_up and engine.generation.servers:
+            engine.generation.servers.drop()
+        engine.is_closed = True
+        telemetry.event("end", step=progress.steps)
+        sys.exit(local.EXIT_LEFT)
+    return new, links
+
+
+def _settle(engine: Engine, new: NewGeneration) -> None:
+    """Decide whether what was under way counts; all workers decide alike, again if another one dies meanwhile."""
+    world, transaction, progress = engine.world, engine.transaction, engine.progress
+    world.host.end([rank for rank, number in enumerate(world.rank_info.members) if number in new.gone])
+    used = engine.generation.used
+    if used:
+        settle_data(engine, used.values())
+    if engine.served:
+        return  # the servers know
+    if engine.replica.gated:
+        _settle_host(engine, new)
+        return
+    if new.last_commits > progress.commits:
+        if transaction and (transaction.is_done or engine.replica.is_shared):
+            transaction.complete()
+        else:
+            progress.alone_until = new.last_commits  # steps that each worker makes by itself
+    elif transaction and transaction.undo:
+        transaction.undo.restore()
+    elif transaction and new.in_step and _repair(engine, new) > progress.steps_here:
+        transaction.complete()
+    engine.transaction = None
+
+
+def settle_data(engine: Engine, used: list[int]) -> None:
+    """Where workers do not step together: what counts is how far each worker's steps have come."""
+    if engine.feed.data is not None:
+        engine.feed.note_progress(used)
+        engine.feed.commit()
+
+
+def _settle_host(engine: Engine, new: NewGeneration) -> None:
+    """What a host can do by itself: finish a step for which it has all sums. Whether other hosts have come as far
+    is seen when they meet (`rejoin`)."""
+    transaction, world = engine.transaction, engine.world
+    # A worker that is alone on its host has finished the step, or has changed nothing yet.
+    if transaction is None or world.host.size == 1:
+        return
+    is_common = world.rank_info.host in new.in_step
+    whole = _repair(engine, new) if is_common else engine.replica.begun
+    if whole > engine.progress.steps_here and not engine.is_behind:
+        transaction.complete()
+        engine.transaction = None
+
+
+def _repair(engine: Engine, new: NewGeneration) -> int:
+    """Make the replica that workers share that of a whole step; returns how many steps it has made."""
+    replica, members = engine.replica, engine.world.rank_info.members
+    if not replica.is_journaled:  # a worker that is alone leaves nothing that others have to put right
+        return engine.progress.steps_here
+    holders = new.members[: new.state_holders]
+    ranks = engine.world.host.ranks
+    dead = {index for index, rank in enumerate(ranks) if members[rank] not in holders}
+    return replica.recover(dead, attempt=new.generation)

@@ -1,0 +1,67 @@
+"""What a worker has for one generation: as long as the members of the run do not change."""
+
+from dataclasses import dataclass
+
+from manyhands.cluster.worker.world import World
+from manyhands.comm.comm import Comm
+from manyhands.comm.transports.host import StepCounter
+from manyhands.placement.placed import PlacedModel
+from manyhands.replica.replica import Replica
+from manyhands.servers.worker.client import Servers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """The world, and what was built for it."""
+
+    world: World
+    replica: Replica
+    comm: Comm
+    servers: Servers | None
+    used: StepCounter | None
+    """Rounds of data whose effect is in the host's memory, where workers do not step together."""
+
+    # Facts that every step asks for.
+    is_whole: bool
+    """Whether every worker has all of the model."""
+    counts: bool
+    """Of workers that compute the same samples, one counts them."""
+    is_own: bool
+    """Whether this worker alone has its replica, all of it."""
+    replicas: int
+    one_host: bool
+    on_cpu: bool
+    feeds: int
+    """Different batches in a step."""
+    copies: int
+    """Workers that work on the same samples."""
+    members: int
+    """Workers of one replica."""
+
+
+def begin(
+    world: World,
+    placed: PlacedModel,
+    built: tuple[Replica, Comm, Servers | None],
+    *,
+    lockstep: bool,
+) -> Generation:
+    replica, comm, servers = built
+    # With elastic servers, the servers know what each worker has used.
+    counted_elsewhere = lockstep or (servers is not None and servers.roam)
+    return Generation(
+        world=world,
+        replica=replica,
+        comm=comm,
+        servers=servers,
+        used=None if counted_elsewhere else world.host.progress(),
+        is_whole=placed.is_whole,
+        counts=placed.counts,
+        is_own=replica.is_own,
+        replicas=placed.peers.size,
+        one_host=len(world.hosts) == 1,
+        on_cpu=replica.params.device.type == "cpu",
+        feeds=placed.mesh.feeds,
+        copies=placed.mesh.copies,
+        members=placed.mesh.members,
+    )

@@ -1,0 +1,91 @@
+"""A session as a checkpoint: all workers give what they have, and worker 0 has it written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyhands import placement, strategies
+from manyhands.cluster.worker.world import World
+from manyhands.engine import random_state
+from manyhands.engine.engine import Engine
+from manyhands.engine.snapshot import plain
+from manyhands.errors import Diverged
+from manyhands.replica.state import history, state
+from manyhands.replica.state.per_worker import differing
+from manyhands.replica.state.state import States, owners_differ
+from manyhands.servers import joint
+
+
+def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> None:
+    """Collect the state from all workers, and have it written."""
+    world, placed, training, progress = engine.world, engine.placed, engine.training, engine.progress
+    _only_numbers(engine)
+    own, model, states = placed.whole(engine.replica, *collect(engine))
+    apart: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    if placed.leads and not engine.served and not owners_differ(engine.replica):
+        tensors, apart = differing(own, states, placed.peers)
+    form = None
+    if world.rank == 0:
+        tensors = own | model
+    if world.rank == 0 and engine.replica.needs_closure and not engine.served:
+        past, form = history.collect(training.optimizer)
+        tensors |= past
+    settings = _of_all(placed.peers, [plain(group) for group in training.optimizer.param_groups])
+    random = _of_all(engine.world, random_state.capture())
+    record = {
+        "steps": progress.steps,
+        "epoch": progress.epoch,
+        "committed": [list(one) for one in engine.feed.committed],
+        "checks": engine.feed.checks,
+        "samples": progress.samples,
+        "seed": progress.seed,
+        "workers": world.size,
+        "replicas": placed.peers.size,
+        "placement": placement.describe(placed.placement),
+        "strategy": strategies.describe(engine.strategy),
+        "plan": engine.plan,
+        "optimizer": states,
+        "history": form,
+        "apart": apart,
+        "optimizer_class": type(training.optimizer).__name__,
+        "groups": settings[0],
+        "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
+        "scheduler": plain(training.scheduler.state_dict()) if training.scheduler is not None else None,
+        "random": random,
+        "extra": extra,
+    }
+    engine.saver.save(
+        directory,
+        step=progress.steps,
+        tensors=tensors,
+        record=record if world.rank == 0 else None,
+        keep=keep,
+    )
+
+
+def _only_numbers(engine: Engine) -> None:
+    """Keep the checkpoint that is there, rather than replace it by one that no run can go on from."""
+    lowest, highest = engine.replica.params.aminmax()  # either is NaN where any parameter is
+    is_finite = bool(torch.isfinite(lowest) and torch.isfinite(highest))
+    for rank, row in enumerate(engine.world.exchange([float(is_finite)])):
+        if not row[0]:
+            raise Diverged(
+                f"the parameters of worker {rank} are not finite after step {engine.progress.steps}, and are not "
+                "saved; go on from the checkpoint before with a lower learning rate"
+            )
+
+
+def collect(engine: Engine) -> tuple[dict[str, Tensor], States]:
+    """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
+    if engine.served:
+        return joint.collect(engine.generation.servers, engine.replica, engine.placed.peers)
+    return state.collect(engine.replica, engine.placed.peers)
+
+
+def _of_all(world: World, own: Any) -> list[Any]:
+    """The plain values of all workers, by rank."""
+    return [json.loads(row) for row in world.gather(json.dumps(own).encode())]

@@ -1,0 +1,43 @@
+"""What a session is asked to be, and what it trains."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from manyhands import placement, strategies
+from manyhands.checkpoint.publish import KEEP
+from manyhands.engine import intervals
+from manyhands.replica.part import Loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What the script trains: its own objects, as plain PyTorch has them."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    loss: Loss
+    scheduler: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a session trains."""
+
+    strategy: str = strategies.DEFAULT
+    placement: str = placement.DEFAULT
+    example: Any = None
+    """A batch on which a placement may measure the model."""
+    clip_norm: float | None = None
+    seed: int = 0
+    save_every: str = intervals.NEVER
+    keep: int = KEEP
+    """How many checkpoints remain."""
+    out: Path | None = None
+    """The run's directory."""
+    logged: bool = False
+    """Whether workers log their updates, so that the others can finish them, also outside a run
+    whose members may change."""

@@ -1,0 +1,89 @@
+"""What the next step depends on besides the replica: counters, data, optimizer settings, schedule.
+
+A worker that joins gets a snapshot of another worker, a run that resumes one from a checkpoint. Both
+adopt it here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from manyhands.engine.engine import Engine
+from manyhands.engine.feed import FeedRecord
+
+PAIRS = "pairs"
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A session at one moment, as plain values."""
+
+    progress: dict[str, Any]
+    groups: list[Any]
+    """The settings of the optimizer's parameter groups."""
+    scheduler: Any
+    feed: FeedRecord | None
+
+
+def capture(engine: Engine) -> Snapshot:
+    scheduler = engine.training.scheduler
+    return Snapshot(
+        progress=engine.progress.encode(),
+        groups=[plain(group) for group in engine.training.optimizer.param_groups],
+        scheduler=plain(scheduler.state_dict()) if scheduler is not None else None,
+        feed=engine.feed.record(),
+    )
+
+
+def adopt(engine: Engine, snapshot: Snapshot, *, keeps: bool = False) -> None:
+    """Go on from a snapshot. A worker that `keeps` its replica has the effect of its own steps still."""
+    progress = engine.progress
+    progress.adopt(snapshot.progress)
+    is_in_loop = engine.feed.data is not None and progress.calls == progress.caught_up_at
+    engine.feed.adopt(snapshot.feed, progress.seed, is_in_loop=is_in_loop, keeps=keeps)
+    adopt_settings(engine, snapshot.groups, snapshot.scheduler)
+
+
+def adopt_settings(engine: Engine, groups: Sequence[Any], schedule: Any) -> None:
+    training = engine.training
+    for group, saved in zip(training.optimizer.param_groups, groups, strict=True):
+        group.update({key: like(value, group.get(key)) for key, value in saved.items()})
+    if training.scheduler is not None and schedule is not None:
+        now = training.scheduler.state_dict()
+        training.scheduler.load_state_dict(
+            {key: like(value, now.get(key)) for key, value in schedule.items()}
+        )
+
+
+def plain(value: Any) -> Any:
+    """Settings of an optimizer or a scheduler as JSON can hold them."""
+    if isinstance(value, Tensor):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        items = {key: plain(item) for key, item in value.items() if key != "params"}
+        # JSON has text for keys only: MultiStepLR counts its milestones by number.
+        return (
+            items
+            if all(isinstance(key, str) for key in items)
+            else {PAIRS: [[k, v] for k, v in items.items()]}
+        )
+    return value
+
+
+def like(value: Any, example: Any) -> Any:
+    """What JSON made of a setting, back in the type that the optimizer or the scheduler has."""
+    if isinstance(value, dict) and PAIRS in value:
+        return type(example)(dict(value[PAIRS]))
+    if isinstance(example, tuple):
+        return tuple(value)
+    if isinstance(example, Tensor):
+        return torch.full_like(example, value)
+    if isinstance(example, list) and len(example) == len(value):
+        return [like(item, other) for item, other in zip(value, example, strict=True)]
+    if isinstance(value, dict) and isinstance(example, Mapping):
+        return {key: like(item, example.get(key)) for key, item in value.items()}
+    return value

@@ -1,0 +1,234 @@
+"""One step, from top to bottom: tell the other workers, compute and exchange, commit.
+
+    handshake   every worker says what it brings, and hears how many samples all have
+    strategy    gradients, exchange, update
+    commit      counters, ledger, records; from here on the step counts, whatever dies
+
+A death in the middle ends the attempt; the session makes it again in the next generation.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+
+from manyhands import telemetry
+from manyhands.cluster.worker.member import Regroup
+from manyhands.data.effect import Learners
+from manyhands.data.ledger import Ranges
+from manyhands.engine import handshake as handshakes
+from manyhands.engine.engine import Engine, Transaction
+from manyhands.engine.handshake import STEP, Handshake
+from manyhands.replica.part import Share
+from manyhands.replica.state.inheritance import Undo
+
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What a script gave to one step."""
+
+    parts: list[tuple[Any, int]]
+    """Batches, each with its number of samples."""
+    samples: int
+    batches: int
+    places: Ranges
+    """Where the samples lie in the order of the epoch."""
+
+
+NO_WORK = StepInput([], 0, 0, [])
+
+
+@dataclass(frozen=True, slots=True)
+class Safety:
+    """Whether what a step has learned survives the death of its worker, and which workers share it (None: all)."""
+
+    is_safe: bool
+    groups: Learners | None
+
+
+def attempt_of(engine: Engine, work: StepInput, answer: Callable[[Engine, int], None]) -> Callable[[], float]:
+    """The step as something that can be tried again until it is done; then all workers `answer` what one of them
+    asked for."""
+    progress = engine.progress
+    steps, takeovers = progress.steps, progress.takeovers
+
+    def attempt() -> float:
+        if not engine.clock.is_running:
+            engine.clock.start()
+        # The step counted after all, or other workers have used these samples meanwhile.
+        if progress.steps > steps or progress.takeovers > takeovers:
+            return progress.last_loss
+        if progress.commits < progress.alone_until:
+            return run(engine, work, None)
+        if engine.traits.lockstep:
+            handshake = handshakes.begin(engine, STEP, samples=work.samples)
+            loss = run(engine, work, handshake)
+            asked = handshake.answers.asked
+        else:
+            loss = _step_alone(engine, work)
+            asked = handshakes.wish(engine, STEP, progress.steps)
+        if asked > engine.doing:
+            answer(engine, asked)
+        return loss
+
+    return attempt
+
+
+def _step_alone(engine: Engine, work: StepInput) -> float:
+    """A step that waits for no other worker."""
+    look_up(engine)
+    loss = run(engine, work, None)
+    progress, feed = engine.progress, engine.feed
+    if feed.data is not None:
+        # A worker that has used some of its batches assumes the same of the others.
+        used = work.batches * feed.round_samples
+        progress.position = min(len(feed.data), progress.position + used)
+    return loss
+
+
+def look_up(engine: Engine) -> None:
+    """Where workers do not wait for each other, each looks before a step whether its generation is over."""
+    if engine.member:
+        engine.member.check()
+        if engine.member.wants_change:
+            raise Regroup
+
+
+def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
+    """The step itself; without a handshake this worker does not know what the others do."""
+    generation, strategy = engine.generation, engine.strategy
+    replica = generation.replica
+    share = _share(engine, work, handshake)
+    meets = strategy.meets(replica.steps)
+    groups = _who_meets(engine) if meets and generation.replicas > 1 else None
+    if generation.servers:
+        generation.servers.used = engine.feed.prospect
+
+    def finish(loss: float) -> None:
+        engine.feed.audit.used += work.places
+        holds_back = strategy.holds_back(replica, generation.comm)
+        commit(engine, work, handshake, loss, Safety(meets and not holds_back, groups))
+
+    # A worker whose replica is its own needs no other worker between two exchanges.
+    together = engine.traits.lockstep and (meets or not generation.is_whole or not generation.is_own)
+    with transaction_of(engine, finish, together=together) as transaction:
+        transaction.loss = strategy.step(replica, generation.comm, share)
+        replica.settle()
+    return transaction.loss
+
+
+def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Share:
+    """This worker's part of the step, and how its gradients are weighted."""
+    own = float(work.samples)
+    if handshake is None:
+        return Share(parts=work.parts, total=lambda: own)
+    pooled, generation = engine.traits.pooled, engine.generation
+    # All workers must have answered before anything else is exchanged; only between hosts, where every worker
+    # has data, the answers may come while the forward pass runs.
+    if not work.parts or not pooled or generation.one_host or not generation.is_whole:
+        handshake.wait()
+    return Share(parts=work.parts, total=handshake.total if pooled else handshake.of_replica)
+
+
+def _who_meets(engine: Engine) -> Learners | None:
+    """In the step to come: the workers whose samples become safe, by those who share them; None: all of them."""
+    placed = engine.placed
+    groups = engine.strategy.who_meets(engine.generation.replica.steps, placed.peers.hosts)
+    if groups is None:
+        return None
+    shards = placed.mesh.shards
+    return [
+        [first * shards + shard for first in group for shard in range(shards)]
+        for group in groups
+        if len(group) > 1  # what a replica learns alone is gone if it dies
+    ]
+
+
+@contextmanager
+def transaction_of(
+    engine: Engine, finish: Callable[[float], None], *, together: bool
+) -> Iterator[Transaction]:
+    """Something that counts for all workers or for none. `together` is whether the other workers depend on it: then,
+    should one of them die in it, all that are left roll it back or all commit it."""
+    guarded = together and engine.generation.is_own and engine.can_go_on
+    transaction = Transaction(
+        undo=Undo(engine.replica) if guarded else None, finish=finish, loss=engine.progress.last_loss
+    )
+    engine.transaction = transaction if together else None
+    yield transaction
+    transaction.is_done = True
+    if guarded:
+        engine.world.exchange([])  # a worker that passes this barrier knows that all have done their part
+    finish(transaction.loss)
+    engine.transaction = None
+
+
+def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: float, safety: Safety) -> None:
+    """The step is made: from here on it counts."""
+    progress, feed, traits, member = engine.progress, engine.feed, engine.traits, engine.member
+    training = engine.training
+    if _is_watched(training.optimizer):
+        _show_step(engine, loss)
+    if training.scheduler is not None:
+        training.scheduler.step()
+    if handshake and not handshake.is_answered:
+        handshake.wait()
+    answers = handshake.answers if handshake else None
+    total = int(answers.total) if answers else work.samples
+    progress.steps += 1
+    progress.steps_here += 1
+    progress.commits += traits.lockstep
+    progress.parted = True
+    progress.samples += total
+    if feed.data is not None and traits.lockstep:
+        progress.position += total
+        if answers:
+            feed.note_step(answers.drawn, safety.is_safe, safety.groups, late=traits.late)
+    if answers is None:
+        progress.uncounted += work.samples
+    _publish_use(engine, is_safe=safety.is_safe)
+    if member:
+        member.stepped(progress.steps)
+        engine.change_is_due = answers is not None and answers.change
+    counted = work.samples * engine.generation.counts
+    telemetry.step(step=progress.steps, epoch=progress.epoch, loss=loss, samples=counted)
+    if engine.saver.writing:
+        engine.saver.look()
+    engine.clock.lap(total)
+    if work.parts:
+        progress.last_loss = loss
+        if warning := engine.loss_watch.see(progress.steps, loss):
+            engine.warn(warning)
+
+
+def _publish_use(engine: Engine, *, is_safe: bool) -> None:
+    """This worker has used what it has drawn; say so where workers do not wait for each other."""
+    feed, late = engine.feed, engine.traits.late
+    if is_safe and late:
+        publish(engine)  # what this worker had used before this step
+    feed.used = feed.drawn
+    if is_safe and not late:
+        publish(engine)
+
+
+def publish(engine: Engine) -> None:
+    """Where workers do not wait for each other: what this worker has used so far survives its death."""
+    if engine.generation.used:
+        engine.generation.used.publish(engine.feed.progress)
+
+
+def _is_watched(optimizer: Optimizer) -> bool:
+    """Whether hooks, or a scheduler that replaced the method, want to see `step` called on the user's optimizer."""
+    state = vars(optimizer)
+    return "step" in state or any(state.get(name) for name in _HOOKS)
+
+
+def _show_step(engine: Engine, loss: float) -> None:
+    """Call `step` also where others make the update; without gradients it changes nothing."""
+    evaluates = engine.replica.needs_closure
+    if engine.served or not evaluates:
+        engine.training.optimizer.step(*[lambda: loss] * evaluates)

@@ -1,0 +1,44 @@
+"""What a run did, as `summary.json` has it."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from manyhands import placement, telemetry
+from manyhands.engine.engine import Engine
+
+
+def summarize(engine: Engine) -> dict[str, Any]:
+    progress, world = engine.progress, engine.world
+    bytes_sent, shared_bytes = engine.total_bytes or own_bytes()
+    more = {"servers": world.servers, "staleness": engine.staleness} if engine.served else {}
+    return {
+        "samples_per_second": round(engine.clock.rate(), 2),
+        "loss": progress.measured.get("loss", progress.last_loss),
+        "accuracy": progress.measured.get("accuracy"),
+        "steps": progress.steps,
+        "samples": progress.samples,
+        "epochs": progress.epoch,
+        "workers": world.size,
+        "hosts": len(world.hosts),
+        "strategy": engine.settings.strategy,
+        "placement": placement.describe(engine.placed.placement),
+        "bytes_sent": int(bytes_sent),
+        "shared_bytes": int(shared_bytes),
+        "wall_s": round(engine.clock.wall_s(), 3),
+        "committed": engine.feed.report,
+        **more,
+    }
+
+
+def write_summary(out: Path, summary: dict[str, Any]) -> None:
+    temporary = out / ".summary.json"
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
+    temporary.replace(out / "summary.json")
+
+
+def own_bytes() -> list[float]:
+    """What this process has sent, and has passed through the memory of its host."""
+    totals = telemetry.totals()
+    return [float(totals.get(name, 0)) for name in ("bytes_sent", "shared_bytes")]

@@ -1,0 +1,113 @@
+"""This process in its run: it joins once, may make sessions, and leaves at exit."""
+
+import atexit
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+from manyhands import telemetry
+from manyhands.checkpoint import background_write
+from manyhands.cluster.launchers import local
+from manyhands.cluster.worker import entry
+from manyhands.cluster.worker.heap import keep_freed_memory
+from manyhands.cluster.worker.member import Member
+from manyhands.cluster.worker.rank_info import own_rank_info
+from manyhands.cluster.worker.world import ServerContext, World, join
+from manyhands.engine.join import first_world, membership
+from manyhands.errors import ManyhandsError, PeerLost
+
+if TYPE_CHECKING:
+    from manyhands.engine.engine import Engine
+    from manyhands.engine.session import Session
+
+_world: World | ServerContext | None = None
+_member: Member | None = None
+_sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were made, the same on all workers
+
+
+def rank() -> int:
+    """The rank of this worker, before a session exists: which data to prepare, who prints.
+
+    A worker that joins a run later gets its rank with its session; here it is the number by which people know it.
+    """
+    info = own_rank_info()
+    return info.rank if not info.is_new or info.number is None else info.number
+
+
+def own_world() -> World | ServerContext:
+    """The world of this process: joined once, left at exit."""
+    global _world, _member
+    if _world is None:
+        keep_freed_memory()
+        _member = membership(os.environ)
+        _world = first_world(_member) if _member else join()
+        atexit.register(_leave, os.getpid())
+        entry.before_termination.append(background_write.abandon_all)
+    return _world
+
+
+def own_member() -> Member | None:
+    """This process as a member of a run whose members may change; None before it has joined, or where it is not."""
+    return _member
+
+
+def move(old: World, new: World) -> None:
+    """A session of this process has entered another generation."""
+    global _world
+    if _world is old:
+        _world = new
+
+
+def host_count() -> int:
+    """On how many hosts the workers of this run are."""
+    world = own_world()
+    return len(world.neighbours.workers(world.rank_info))
+
+
+def worker_count() -> int:
+    """How many workers there are in this run."""
+    return own_world().rank_info.workers
+
+
+def register(session: "Session") -> None:
+    _sessions.append(weakref.ref(session))
+
+
+def open_sessions() -> "list[Session]":
+    """The sessions of this process that are not closed."""
+    return [one for reference in _sessions if (one := reference()) is not None and not one.is_closed]
+
+
+def others(engine: "Engine") -> "list[Session]":
+    """The other sessions of this process that are not closed."""
+    return [session for session in open_sessions() if session.engine is not engine]
+
+
+def _leave(pid: int) -> None:
+    """At exit: wait for the others, unless this process ends because of an error or is a fork of the worker."""
+    global _world
+    if os.getpid() != pid:
+        return
+    problem: ManyhandsError | None = None
+    end = getattr(sys, "last_value", None)
+    if end is None:
+        try:
+            for session in open_sessions():
+                session.finish()
+        except (PeerLost, SystemExit):
+            pass  # the worker that died says why, and the one that told us to end knows it
+        except ManyhandsError as error:
+            problem = error
+    for session in open_sessions():
+        session.wait_for_saves()  # what was copied before an error is as good as ever
+    if _world is not None:
+        _world.close()
+        _world = None
+    is_good = end is None or (isinstance(end, SystemExit) and end.code in local.GOOD_ENDS)
+    if _member is not None and is_good and not problem:
+        _member.close()  # else the others would go on without it, as if no error had ended the run
+    if problem:
+        entry.refuse(problem, local.EXIT_REFUSED)
+        telemetry.close()
+        os._exit(local.EXIT_REFUSED)  # at this point an exception would no longer change the exit code

@@ -1,0 +1,230 @@
+"""A complete, frozen description of a run: read from a spec file and flags, written as `plan.json`, enough to
+repeat it.
+"""
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from manyhands import placement as placements
+from manyhands import spec, strategies
+from manyhands.checkpoint.publish import KEEP
+from manyhands.cluster.worker.addresses import parse_hosts
+from manyhands.engine import intervals
+from manyhands.errors import UnknownName, UsageError
+from manyhands.job import learning_rate
+
+DEVICES = ("cpu", "cuda")
+SCHEDULES = ("constant", "cosine")
+DEFAULT_EPOCHS = 12
+LARGEST_SEED = 2**63 - 1
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who computes."""
+
+    workers: int = 2
+    hosts: str | None = None  # `2`, or `2@10.0.0.1`: begin when so many have come, with `workers` on this one
+    most_workers: int | None = None  # where more may join; as many as `workers` where not given
+    replace: int | None = None  # how many workers that die are replaced; 3 where not given
+    servers: int = 0  # processes that own parameters, for the strategies that have them
+    threads: int | None = None  # per worker; the cores divided by the workers where not given
+    device: str = "cpu"
+
+
+class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long, with what, and from which seed."""
+
+    epochs: int | None = None  # 12 where neither epochs nor steps are given
+    steps: int | None = None  # where both are given, whichever comes first
+    batch: int | None = None  # samples per worker and step; 32 where not given, or what the strategy wants
+    accumulate: int = 1  # batches per step
+    optimizer: str | None = None  # `sgd:lr=0.05,momentum=0.9`; where not given, by the rule of `fairness.py`
+    warm_up: float | None = None  # epochs in which the rate grows from nothing; none, or by the same rule
+    schedule: str = "constant"  # or `cosine`, over the whole run
+    clip_norm: float | None = None
+    size: int | None = None  # pictures are scaled to size × size
+    augment: bool = False
+    seed: int = 0
+    save_every: str = "epoch"  # or `500 steps`, `10 min`, `never`; and at the end, unless never
+    keep: int = KEEP  # checkpoints that remain
+
+    @property
+    def last_epoch(self) -> int | None:
+        """How many epochs to make; None where steps alone say how long."""
+        return DEFAULT_EPOCHS if self.epochs is None and self.steps is None else self.epochs
+
+    def is_over(self, *, steps: int, epochs: int = 0) -> bool:
+        """After so much. Epochs are counted as such: how many steps they take changes with the workers."""
+        return (self.steps is not None and steps >= self.steps) or (
+            self.last_epoch is not None and epochs >= self.last_epoch
+        )
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """How many steps the whole run takes, if all of it is made by the same workers."""
+        return self.steps_left(steps_per_epoch)
+
+    def steps_left(self, steps_per_epoch: int, *, steps: int = 0, of_epochs: int = 0) -> int:
+        """After so many `steps`; the present workers would have come as far as this with `of_epochs`."""
+        limits = [] if self.steps is None else [self.steps - steps]
+        if self.last_epoch is not None:
+            limits.append(self.last_epoch * steps_per_epoch - of_epochs)
+        return max(0, min(limits))
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that is needed to repeat a run."""
+
+    model: str = "cnn"
+    data: str = "digits"
+    strategy: str = strategies.DEFAULT
+    placement: str = placements.DEFAULT
+    cluster: Cluster = Cluster()
+    train: Train = Train()
+
+    def check(self) -> None:
+        """Refuse before any process starts."""
+        train = self.train
+        for name, value in (
+            ("workers", self.cluster.workers),
+            ("most_workers", self.cluster.most_workers),
+            ("threads", self.cluster.threads),
+            ("epochs", train.epochs),
+            ("steps", train.steps),
+            ("batch", train.batch),
+            ("accumulate", train.accumulate),
+            ("size", train.size),
+            ("keep", train.keep),
+        ):
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value}: it must be at least 1")
+        intervals.parse(train.save_every)
+        if self.cluster.hosts is not None:
+            parse_hosts(self.cluster.hosts)
+        replace, most = self.cluster.replace, self.cluster.most_workers
+        if replace is not None and replace < 0:
+            raise UsageError(f"replace={replace}: it must be 0 or more")
+        if most is not None and most < self.cluster.workers:
+            raise UsageError(f"most_workers={most} is below workers={self.cluster.workers}; leave it out")
+        if train.clip_norm is not None and not train.clip_norm > 0:
+            raise UsageError(
+                f"clip_norm={train.clip_norm:g}: it must be above 0; leave it out to clip nothing"
+            )
+        if train.warm_up is not None and not 0 <= train.warm_up < math.inf:
+            raise UsageError(f"warm_up={train.warm_up:g}: it must be a number of epochs, 0 or more")
+        if not 0 <= train.seed <= LARGEST_SEED:
+            raise UsageError(f"seed={train.seed}: it must be from 0 to {LARGEST_SEED}")
+        for kind, name, known in (
+            ("device", self.cluster.device, DEVICES),
+            ("schedule", train.schedule, SCHEDULES),
+        ):
+            if name not in known:
+                raise UnknownName(kind, name, known)
+        optimizer = spec.split(train.optimizer)[0] if train.optimizer else None
+        mesh = self.mesh()
+        strategy = strategies.parse(self.strategy)
+        asked = strategies.Asked(workers=mesh.replicas, servers=self.cluster.servers, optimizer=optimizer)
+        placements.admit(placements.parse(self.placement), mesh, strategy, asked)
+        strategies.admit(strategy, asked)
+
+    @property
+    def batch(self) -> int:
+        """Samples per worker and step."""
+        return self.train.batch or strategies.parse(self.strategy).batch
+
+    def mesh(self) -> placements.Mesh:
+        """The shape that the workers form."""
+        return placements.parse(self.placement).mesh(self.cluster.workers)
+
+    def on_fair_terms(self, hosts: int = 1) -> tuple["Plan", str]:
+        """The plan with a batch, and with an optimizer by the rule of `fairness.py` and why that; what it names itself
+        stays as it is."""
+        strategy = strategies.parse(self.strategy)
+        train = msgspec.structs.replace(self.train, batch=self.batch)
+        if train.optimizer is not None:
+            return msgspec.structs.replace(self, train=train), ""
+        mesh = self.mesh()
+        terms = learning_rate.terms(
+            self.model, strategy, mesh.replicas, hosts=hosts, accumulate=train.accumulate * mesh.shards
+        )
+        warm_up = terms.warm_up_epochs if train.warm_up is None else train.warm_up
+        train = msgspec.structs.replace(train, optimizer=terms.optimizer, warm_up=warm_up)
+        return msgspec.structs.replace(self, train=train), terms.why
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.format(self.encode()) + b"\n")
+
+
+def decode(content: bytes | str) -> Plan:
+    """What `Plan.encode` gave."""
+    return msgspec.json.decode(content, type=Plan)
+
+
+def read(path: Path) -> Plan:
+    """A spec in TOML with the words of the command line, or the `plan.json` of an earlier run."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the spec {path} ({error.strerror}); give the path of a TOML file"
+        ) from None
+    form = "JSON" if path.suffix == ".json" else "TOML"
+    try:
+        words = json.loads(content) if form == "JSON" else tomllib.loads(content.decode())
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid {form}: {error}") from None
+    if not isinstance(words, dict):
+        raise UsageError(f"{path} holds no plan: expected the sections {', '.join(Plan.__struct_fields__)}")
+    _modernise(words)
+    _only_known(words, Plan, f"{path}: unknown section")
+    for section, kind in (("cluster", Cluster), ("train", Train)):
+        if isinstance(words.get(section), Mapping):
+            _only_known(words[section], kind, f"{path}: unknown key in [{section}]")
+    for section in ("model", "data", "strategy", "placement"):
+        if isinstance(words.get(section), Mapping):
+            words[section] = _text(words[section], f"{path}: [{section}]")
+    try:
+        return msgspec.convert(words, Plan)
+    except msgspec.ValidationError as error:
+        reason, _, where = str(error).partition(" - at `$.")
+        raise UsageError(f"{path}: {where.rstrip('`') or 'plan'}: {reason}") from None
+
+
+def _modernise(words: dict[str, Any]) -> None:
+    """Plans of runs that began when `save` was yes or no go on."""
+    train = words.get("train")
+    if isinstance(train, dict) and isinstance(train.get("save"), bool):
+        train["save_every"] = "epoch" if train.pop("save") else intervals.NEVER
+
+
+def _only_known(words: Mapping[str, Any], kind: type[msgspec.Struct], complaint: str) -> None:
+    known = kind.__struct_fields__
+    for word in words:
+        if word not in known:
+            raise UsageError(f"{complaint} {word!r}; known: {', '.join(known)}")
+
+
+def _text(section: Mapping[str, Any], where: str) -> str:
+    """`name = "mlp"`, `hidden = [512, 512]` → `mlp:hidden=512-512`."""
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise UsageError(f'{where} needs a name, as in name = "…"')
+    settings = []
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            raise UsageError(
+                f"{where} {key} is a section of its own; settings are numbers, texts or lists of them"
+            )
+        if key != "name":
+            settings.append(f"{key}={spec.text(value)}")
+    if not settings:
+        return name
+    return f"{name}{',' if ':' in name else ':'}{','.join(settings)}"

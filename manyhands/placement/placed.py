@@ -1,0 +1,175 @@
+"""The placement of a session: the mesh that its workers form, and this worker's standing and part in it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyhands import placement as placements
+from manyhands.cluster.worker.world import World
+from manyhands.errors import UsageError
+from manyhands.placement.assembly import Assembly
+from manyhands.placement.model_parallel import ModelParallelPart
+from manyhands.placement.process_groups import ProcessGroups
+from manyhands.replica.barrier_group import BarrierGroup
+from manyhands.replica.layout import Layout
+from manyhands.replica.parameters import lay_out_model
+from manyhands.replica.part import Loss
+from manyhands.replica.replica import SPAN_BYTES, Replica
+from manyhands.replica.state.state import (
+    States,
+    begin_alike,
+    give_back_state,
+    give_whole_state,
+    model_tensors,
+)
+
+MODEL = "model/"  # how the names of the model's own tensors begin in a checkpoint
+
+
+class PlacedModel:
+    """What a session has to know of its placement; with the model whole on every worker there is nothing to do.
+
+    `example` is a batch on which a placement may measure the model.
+    """
+
+    def __init__(self, text: str, workers: int, example: Any = None) -> None:
+        self.placement = placements.parse(text)
+        self.mesh = self.placement.mesh(workers)
+        self._example = example
+        self._rank = 0
+        self._standing: ProcessGroups | None = None
+        self._assembly: Assembly | None = None
+        self._part: ModelParallelPart | None = None
+        self._layout: Layout | None = None  # of the whole model
+        self._shapes: list[Any] = []  # of the whole model's parameters
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every worker has all of the model."""
+        return self.mesh.members == 1
+
+    @property
+    def feed(self) -> int:
+        """Which of the step's batches is this worker's."""
+        return self.mesh.feed(self._rank)
+
+    @property
+    def replica(self) -> int:
+        """Which of the replicas this worker has a part of."""
+        return self.mesh.at(self._rank).replica
+
+    @property
+    def counts(self) -> bool:
+        """Of the workers that compute the same samples, one counts them."""
+        return self._rank % self.mesh.copies == 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker speaks for its replica."""
+        return self._assembly is None or self._assembly.leads
+
+    def shapes(self, model: nn.Module) -> list[Any]:
+        """What the model's parameters are, whatever of them is here now."""
+        if not self._shapes:
+            self._shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+        return self._shapes
+
+    # The beginning of a generation
+
+    def enter(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        world: World,
+        *,
+        has_begun: bool = False,
+        keeps: bool = False,
+    ) -> ModelParallelPart | None:
+        """Take a place among the workers of a world; returns this worker's part, or None where it has everything.
+
+        `has_begun` is whether the model is divided already; whoever `keeps` its part goes on with it, and the others
+        get one whose values they have to take over.
+        """
+        self.mesh = self.placement.mesh(world.size)
+        self._rank = world.rank
+        # Those with the same part of other replicas: the world of the strategy.
+        self.peers = world
+        # Those whose statistics may differ: workers of a replica see the same samples, unless each has its own.
+        self.observers = world
+        if self.is_whole:
+            return None
+        if next(model.parameters()).device.type != "cpu":
+            raise UsageError(
+                "models are laid over workers in the memory of hosts; use --device cpu, or no --placement"
+            )
+        division = self._told(world, keeps=keeps) if has_begun else ()
+        self._standing = standing = ProcessGroups(world, self.mesh, division)
+        self.peers = standing.peers
+        self.observers = world if self.mesh.shards > 1 else self.peers
+        if keeps and self._part:
+            self._part.move(standing)
+            return self._part
+        if self._part:
+            self._part.stretch()
+        if self._layout is None:
+            self._layout = lay_out_model(model, optimizer, span_bytes=SPAN_BYTES, lanes=1)
+        if not has_begun:
+            begin_alike(model, world)
+        self._part = self.placement.place(model, optimizer, loss, standing, self._example)
+        return self._part
+
+    def barrier_group(self, world: World) -> BarrierGroup | None:
+        """With whom every step is made, where there are several replicas in parts."""
+        if self.is_whole or self.mesh.replicas == 1:
+            return None
+        return BarrierGroup(world.host, self.peer_ranks)
+
+    @property
+    def peer_ranks(self) -> tuple[int, ...]:
+        """The ranks, in the world, of those with the same part."""
+        return next(ranks for ranks in self.mesh.peers() if self._rank in ranks)
+
+    def _told(self, world: World, *, keeps: bool) -> tuple[int, ...]:
+        """How the model is divided, from those who have a part of it."""
+        said = world.gather(msgspec.json.encode(self._part.division if keeps and self._part else None))
+        known = [msgspec.json.decode(row, type=tuple[int, ...] | None) for row in said]
+        return next(division for division in known if division is not None)
+
+    def settle(self, replica: Replica) -> None:
+        """The replica is made."""
+        if self._standing and self._layout:
+            self._assembly = Assembly(self._standing, replica, self._layout)
+
+    # The state of a replica, whatever its placement
+
+    def whole(
+        self, replica: Replica, own: Mapping[str, Tensor], states: States
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], States]:
+        """The state and the model, whole on the worker that leads, and what is known of the optimizer's state."""
+        model = model_tensors(replica)
+        if self._assembly is None:
+            return dict(own), model, states
+        everything = self._assembly.whole({**own, **model})
+        model = {name: value for name, value in everything.items() if name.startswith(MODEL)}
+        rest = {name: value for name, value in everything.items() if name not in model}
+        return rest, model, self._assembly.states(states)
+
+    def parts(self, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse, from the worker that leads: what of it is this worker's."""
+        return self._assembly.own(whole) if self._assembly else whole
+
+    def give_back(self, replica: Replica, own: Mapping[str, Tensor], states: States) -> dict[str, Tensor]:
+        """The optimizer as plain PyTorch has it; returns the tensors of a model that was in parts, on every worker."""
+        if self._assembly is None:
+            give_back_state(replica, own, states)
+            return {}
+        rest, model, states = self.whole(replica, own, states)
+        everything = self._assembly.everywhere({**rest, **model})
+        give_whole_state(replica.model, replica.optimizer, everything, states)
+        return {
+            name.removeprefix(MODEL): value for name, value in everything.items() if name.startswith(MODEL)
+        }

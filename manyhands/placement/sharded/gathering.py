@@ -1,0 +1,62 @@
+"""One parameter that is spread over workers: whole only while a layer computes with it."""
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.comm.comm import Comm, bits
+from manyhands.replica.state.slice_of import TensorSlice
+
+
+class Gathered:
+    """The user's parameter, whose memory comes and goes, and the shard of it that stays here."""
+
+    def __init__(self, param: nn.Parameter, comm: Comm) -> None:
+        self.param = param
+        self.comm = comm
+        count = param.numel()
+        length = -(-count // comm.size)
+        start, stop = (min(rank * length, count) for rank in (comm.rank, comm.rank + 1))
+        self.piece = TensorSlice(
+            shape=tuple(param.shape), start=start, stop=stop, padding=length - (stop - start), cut=True
+        )
+        self.shard = nn.Parameter(self.piece.of(param.detach()).clone(), requires_grad=param.requires_grad)
+        self._bytes = param.nbytes
+        self.is_whole = True
+        # A storage of its own, to which views that autograd keeps lead as well: they see it come back.
+        param.data = param.data.clone(memory_format=torch.contiguous_format)
+        self.give_up()
+
+    def give_up(self) -> None:
+        if self.is_whole:
+            self.param.untyped_storage().resize_(0)
+            self.is_whole = False
+
+    def fetch(self) -> None:
+        """Everyone's shards, put together; the other workers of the replica must do the same, or lend theirs."""
+        if self.is_whole:
+            self.lend()
+            return
+        self.param.untyped_storage().resize_(self._bytes)
+        self._put_together(self.param.data.view(-1))  # not detached: autograd would see it change
+        self.is_whole = True
+
+    def lend(self) -> None:
+        """What others need of it, without a use of one's own."""
+        self._put_together(self.shard.new_empty(self.param.numel()))
+
+    def _put_together(self, flat: Tensor) -> None:
+        with torch.no_grad():
+            flat.zero_()
+            own = slice(self.piece.start, self.piece.stop)
+            flat[own] = self.shard.detach()[: own.stop - own.start]
+            self.comm.sum_(bits(flat))  # where the others have zeros: the very bits of each
+
+    def reduced(self, gradient: Tensor | None) -> Tensor:
+        """This worker's shard of everyone's gradients added up."""
+        whole = (
+            torch.zeros(self.piece.shape, dtype=self.param.dtype)
+            if gradient is None
+            else gradient.contiguous()
+        )
+        self.comm.sum_(whole.view(-1))
+        return self.piece.of(whole).clone()

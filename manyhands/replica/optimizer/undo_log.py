@@ -1,0 +1,119 @@
+"""What an owner is about to change, where the others can read it, so that they can finish its work if it dies.
+
+Before an optimizer updates a span, its parameters and its optimizer state are copied to a place that is used again for
+every span, and so stays in the cache. If the owner dies in the middle, the survivors put the copy back. Updates made of
+passes that can be made again (`Descent`) copy nothing: which pass is going on is written down, and the survivors go on
+from there. Which spans of this step are done, and which are not, is written down as well. The gradients of a step that
+has passed its gate are in common memory: the survivors update the rest.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from manyhands.replica.layout import Layout, Span, slots
+from manyhands.replica.optimizer.descent import Descent
+
+Allocate = Callable[[int, torch.dtype], Tensor]
+
+_STAGES = 4  # a copy was made, or one of the three passes of a descent
+
+
+class UndoLog:
+    """The spans of one step that are done, and for each owner the span it is changing, as it was before.
+
+    `allocate` gives memory that all owners see; this one has the number `mine`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        vectors: Sequence[Tensor],
+        numbers: Tensor,
+        allocate: Allocate,
+        *,
+        owners: int,
+        mine: int,
+    ) -> None:
+        self._mine = mine
+        self._vectors = vectors
+        self._numbers = numbers  # by place of a span
+        self._slots = slots(layout)
+        longest = max(span.stop - span.start for span in layout.spans)
+        self._values_before = [
+            allocate(owners * longest, vector.dtype).view(owners, longest) for vector in vectors
+        ]
+        self._rooms = allocate(owners * longest, vectors[0].dtype).view(owners, longest)
+        most = max(len(span.places) for span in layout.spans)
+        size = owners * most * numbers.shape[1]
+        self._numbers_before = allocate(size, numbers.dtype).view(owners, most, numbers.shape[1])
+        # By owner: which span, and at what stage; or 0. One word, so that it is never half written.
+        self._changing = allocate(owners, torch.int64).numpy()
+        # By span: the last step that is in it.
+        self._done = allocate(len(layout.spans), torch.int64).numpy()
+        self._layout = layout
+
+    @property
+    def room(self) -> Tensor:
+        """What this owner's descents pass through; a gradient may be made there, to be found in the cache."""
+        return self._rooms[self._mine]
+
+    def begin(self, span: Span) -> None:
+        """This owner is about to update a span."""
+        mine, length = self._mine, span.stop - span.start
+        for before, vector in zip(self._values_before, self._vectors, strict=True):
+            before[mine, :length].copy_(vector[span.slice])
+        if self._numbers.shape[1]:
+            self._numbers_before[mine, : len(span.places)].copy_(self._numbers[self._slots[span.index]])
+        self._note(mine, span, 0)
+
+    def _note(self, owner: int, span: Span, stage: int) -> None:
+        self._changing[owner] = 1 + span.index * _STAGES + stage
+
+    def descend(self, span: Span, descent: Descent, gradient: Tensor) -> None:
+        """In place of an update between `begin` and `end`."""
+        room = self.room[: len(descent.params)]
+        descent.make(gradient, room, partial(self._note, self._mine, span))
+
+    def end(self, span: Span, step: int) -> None:
+        self._done[span.index] = step
+        self._changing[self._mine] = 0
+
+    def has(self, span: Span, step: int) -> bool:
+        """Whether a step is in a span."""
+        return bool(self._done[span.index] >= step)
+
+    def repair(self, owner: int, step: int, descent: Callable[[Span], Descent]) -> None:
+        """Put back what a dead owner was changing in a step, or finish it."""
+        span, stage = self._found(owner)
+        if span is not None and stage:
+            begun = descent(span)
+            room = self._rooms[owner, : len(begun.params)]
+            begun.go_on(stage, room, partial(self._note, owner, span))
+            self._done[span.index] = step
+            self._changing[owner] = 0
+        elif span is not None:
+            self._undo(owner, span)
+
+    def _undo(self, owner: int, span: Span) -> None:
+        """Put back what a dead owner was changing by its optimizer."""
+        for before, vector in zip(self._values_before, self._vectors, strict=True):
+            vector[span.slice].copy_(before[owner, : span.stop - span.start])
+        if self._numbers.shape[1]:
+            self._numbers[self._slots[span.index]] = self._numbers_before[owner, : len(span.places)]
+        # In this order: if we die as well, someone does it again.
+        self._done[span.index] = 0
+        self._changing[owner] = 0
+
+    def _found(self, owner: int) -> tuple[Span | None, int]:
+        """What an owner was changing, and at what stage."""
+        if not self._changing[owner]:
+            return None, 0
+        index, stage = divmod(int(self._changing[owner]) - 1, _STAGES)
+        return self._layout.spans[index], stage
+
+    def left(self, step: int) -> list[Span]:
+        """The spans that this step has not reached."""
+        return [span for span in self._layout.spans if not self.has(span, step)]

@@ -1,0 +1,185 @@
+"""How a replica of a new generation takes over the state of those before it; and how a step is taken back.
+
+The flat vectors of all generations are alike, since places depend on the model alone, so most of it is copying. What
+only the owner of a span knew (numbers, odd-shaped tensors) is gathered from the owners that are left.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+from torch.optim import Optimizer
+
+from manyhands.cluster.worker.world import World
+from manyhands.comm.comm import Comm
+from manyhands.replica.optimizer.updates import bare_step, settings_of, twin
+from manyhands.replica.replica import Replica
+from manyhands.replica.state.state import NUMBER, TENSOR, VECTOR, States, exported, from_first
+
+
+def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, have: Sequence[bool]) -> None:
+    """Take over what `old` was, or, where there is none, what the first worker that has something has.
+
+    Whoever shares a replica with others gets all from them, or, where none of its host has it, from another host;
+    whoever has one of its own goes on with its own.
+    """
+    source = list(have).index(True)
+    is_new, anyone_new = old is None, not all(have)
+    vectors = [replica.params, replica.constants, *replica.updates.vectors.values()]
+    if old is not None and (replica.leads or not replica.is_shared):
+        for name, vector in replica.updates.vectors.items():
+            vector.copy_(old.updates.vectors[name])
+    if replica.is_shared:
+        host = next(index for index, ranks in enumerate(world.hosts) if source in ranks)
+        if not all(have[ranks[0]] for ranks in world.hosts):
+            for vector in vectors:
+                from_first(vector, replica, comm, host)
+        world.host.barrier()
+    elif anyone_new:
+        for vector in vectors:
+            _take(vector, world, source, is_new)
+    if anyone_new:
+        for buffer in replica.part.buffers():
+            _take(buffer, world, source, is_new)
+        if replica.needs_closure:
+            replica.optimizer.state.clear()  # a history that not all have would lead them apart
+    _inherit_states(replica, old, world, source)
+    _inherit_kept(replica, old, world, source, anyone_new)
+
+
+def _take(vector: Tensor, world: World, source: int, is_new: bool) -> None:
+    """One worker's vector to those who are new."""
+    if not vector.numel():
+        return
+    copy = vector.detach().to("cpu").clone().contiguous().view(-1)
+    world.comm.copy_(copy, source)
+    if is_new:
+        with torch.no_grad():
+            vector.copy_(copy.view(vector.shape))
+
+
+def _inherit_states(replica: Replica, old: Replica | None, world: World, source: int) -> None:
+    if old is not None and old.is_journaled:
+        old.updates.take_from_others(old.spans)
+    states, loose = exported(old) if old is not None else ({}, {})
+    everyone: list[States] = [
+        msgspec.json.decode(row, type=States) for row in world.gather(msgspec.json.encode(states))
+    ]
+    blobs = world.gather(tensors_to_bytes(loose) if loose else b"")
+    if replica.is_shared:
+        states = {name: state for part in everyone for name, state in part.items()}
+        loose = {name: value for blob in blobs if blob for name, value in tensors_from_bytes(blob).items()}
+        _fill_in(states, loose, replica, old.steps if old is not None else 0)
+    elif old is None:
+        states, loose = everyone[source], tensors_from_bytes(blobs[source]) if blobs[source] else {}
+    values: dict[str, dict[str, Any]] = {}
+    for param, entries in states.items():
+        for name, (kind, number) in entries.items():
+            value = {VECTOR: None, NUMBER: number}.get(kind, loose.get(f"{param}/{name}"))
+            values.setdefault(param, {})[name] = value
+    replica.updates.restore(list(replica.owned), values)
+
+
+def _after(optimizer: Optimizer, steps: int) -> tuple[dict[str, list[Any]], dict[str, Tensor]]:
+    """The state that an optimizer has for a parameter after so many steps, found by making them on a toy."""
+    trial, step = twin(optimizer), bare_step(optimizer)
+    toy = torch.ones(2, 2)
+    trial.param_groups = [{**settings_of(optimizer.param_groups[0]), "params": [toy]}]
+    with torch.no_grad():
+        for _ in range(steps):
+            toy.grad = torch.full_like(toy, 0.5)
+            step(trial)
+    states: dict[str, list[Any]] = {}
+    loose: dict[str, Tensor] = {}
+    for name, value in trial.state[toy].items():
+        if isinstance(value, Tensor) and value.numel() == 1:
+            states[name], loose[name] = [TENSOR, None], value
+        else:
+            states[name] = [VECTOR, None] if isinstance(value, Tensor) else [NUMBER, value]
+    return states, loose
+
+
+def _fill_in(states: States, loose: dict[str, Tensor], replica: Replica, steps: int) -> None:
+    """What a dead owner alone knew of its parameters: as another one of the same group has it, where that is a number.
+
+    Such numbers count steps, and are the same for all parameters that get a gradient in every step. Where no owner is
+    left at all, they are what so many steps make of them.
+    """
+    if not states and steps:
+        first = replica.layout.places[0].name
+        states[first], found = _after(replica.optimizer, steps)
+        loose |= {f"{first}/{name}": value for name, value in found.items()}
+    for place in replica.layout.places:
+        like = next(
+            (p.name for p in replica.layout.places if p.group == place.group and p.name in states), None
+        )
+        if place.name in states or like is None:
+            continue
+        states[place.name] = dict(states[like])
+        for name in states[like]:
+            value = loose.get(f"{like}/{name}")
+            if value is not None and value.numel() == 1:
+                loose[f"{place.name}/{name}"] = value
+            elif value is not None:
+                del states[place.name][name]
+
+
+def _inherit_kept(replica: Replica, old: Replica | None, world: World, source: int, anyone_new: bool) -> None:
+    """What the strategy keeps is each worker's own; the new ones begin with someone else's."""
+    if old is not None:
+        replica.kept.update(old.kept)
+        replica.held = old.held
+    if anyone_new:
+        kept = {name: value.contiguous() for name, value in replica.kept.items()}
+        blob = world.gather(tensors_to_bytes(kept) if kept and world.rank == source else b"")[source]
+        if old is None and blob:
+            replica.kept.update(tensors_from_bytes(blob))
+    steps = [int(row[0]) for row in world.exchange([float(old.steps if old else 0)])]
+    if replica.steps_together:
+        replica.steps = max(steps)  # not all need have got out of the last one before somebody died
+    else:
+        replica.steps = old.steps if old is not None else steps[source]
+
+
+class Undo:
+    """A copy of a worker's own replica, as it is before a step in which it may be torn."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._steps = replica.steps
+        self._vectors = [vector.clone() for vector in self._torn()]
+        self._buffers = [buffer.clone() for buffer in replica.part.buffers()]
+        self._states = {
+            param: {name: _copied(value) for name, value in values.items()}
+            for param, values in replica.updates.export().items()
+        }
+        self._kept = {name: value.clone() for name, value in replica.kept.items()}
+        self._settings = replica.settings
+        self._held = replica.held
+        self._random = torch.get_rng_state()
+
+    def _torn(self) -> list[Tensor]:
+        return [self._replica.params, *self._replica.updates.vectors.values()]
+
+    def restore(self) -> None:
+        replica = self._replica
+        replica.steps = self._steps
+        with torch.no_grad():
+            for vector, copy in zip(self._torn(), self._vectors, strict=True):
+                vector.copy_(copy)
+            for buffer, copy in zip(replica.part.buffers(), self._buffers, strict=True):
+                buffer.copy_(copy)
+        replica.updates.restore(list(replica.owned), self._states)
+        replica.kept.clear()
+        replica.kept.update(self._kept)
+        replica.settings = self._settings
+        replica.held = self._held
+        torch.set_rng_state(self._random)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

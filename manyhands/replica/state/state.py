@@ -1,0 +1,204 @@
+"""A replica's state as a checkpoint holds it: by parameter name, whatever the layout and the number of workers."""
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from manyhands.cluster.worker.world import World
+from manyhands.comm.comm import Comm
+from manyhands.errors import CheckpointError
+from manyhands.replica.replica import Replica
+
+# Where a value of the optimizer's state is: in a vector that covers all parameters, in a tensor of its own, or here.
+VECTOR, TENSOR, NUMBER = "vector", "tensor", "number"
+
+States = dict[str, dict[str, list[Any]]]
+
+
+def spread(replica: Replica, comm: Comm, world: World) -> None:
+    """Worker 0's parameters and buffers become everyone's."""
+    # Parameters that live on servers come from there.
+    for vector in [replica.constants] if replica.server_memory else [replica.params, replica.constants]:
+        from_first(vector, replica, comm)
+    world.host.barrier()
+    with torch.no_grad():
+        for buffer in replica.part.buffers():
+            home = buffer.detach().to("cpu").contiguous().view(-1)
+            if home.numel():
+                world.comm.copy_(home)
+                buffer.copy_(home.view(buffer.shape))
+
+
+def average_buffers(buffers: Sequence[Tensor], world: World) -> None:
+    """The rule for buffers: between pauses each worker keeps its own; at a pause those that differ become the mean over
+    all workers if they are floating-point, and worker 0's otherwise (counters)."""
+    buffers = [buffer for buffer in buffers if buffer.numel()]
+    if world.size == 1 or not buffers:
+        return
+    homes = [buffer.detach().to("cpu").contiguous().view(-1) for buffer in buffers]
+    digests = [zlib.crc32(home.view(torch.uint8).numpy().tobytes()) for home in homes]
+    everyone = [
+        struct.unpack(f"{len(homes)}I", row) for row in world.gather(struct.pack(f"{len(homes)}I", *digests))
+    ]
+    for index, (buffer, home) in enumerate(zip(buffers, homes, strict=True)):
+        if all(row[index] == everyone[0][index] for row in everyone):
+            continue  # constants stay what they are, to the bit
+        if buffer.is_floating_point():
+            world.comm.mean_(home)
+        else:
+            world.comm.copy_(home)
+        buffer.copy_(home.view(buffer.shape))
+
+
+def begin_alike(model: nn.Module, world: World) -> None:
+    """Worker 0's parameters and buffers become everyone's, before the model is divided among workers."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.numel():
+                value = tensor.detach().contiguous().view(-1)
+                world.comm.copy_(value)
+                tensor.copy_(value.view(tensor.shape))
+
+
+def give_back_state(replica: Replica, tensors: Mapping[str, Tensor], states: States) -> None:
+    """Put the optimizer's state, as it was collected, where plain PyTorch keeps it: into the user's optimizer."""
+    give_whole_state(replica.model, replica.optimizer, tensors, states)
+
+
+def give_whole_state(
+    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], states: States
+) -> None:
+    """The same for a model that was divided among workers."""
+    params = dict(model.named_parameters())
+    for param, values in states.items():
+        for name, (kind, number) in values.items():
+            value = number if kind == NUMBER else tensors[f"optimizer/{param}/{name}"].clone()
+            optimizer.state[params[param]][name] = value
+
+
+def from_first(vector: Tensor, replica: Replica, comm: Comm, source: int = 0) -> None:
+    if vector.numel() and replica.leads:
+        comm.copy_(vector, source)
+
+
+def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
+    """Everything that this worker's next step depends on, what neighbours hold for it included; not the model."""
+    states, loose = exported(replica)
+    if owners_differ(replica):
+        states, loose = _from_owners(states, loose, world)
+    tensors = {f"optimizer/{name}": value for name, value in loose.items()}
+    for place in replica.layout.places:
+        for name, (kind, _) in states.get(place.name, {}).items():
+            if kind == VECTOR:
+                vector = replica.updates.vectors[name]
+                tensors[f"optimizer/{place.name}/{name}"] = vector[place.start : place.stop].view(place.shape)
+    return tensors | {f"kept/{name}": vector for name, vector in replica.kept.items()}, states
+
+
+def exported(replica: Replica) -> tuple[States, dict[str, Tensor]]:
+    """What this worker knows of the optimizer's state, and the tensors that are not parts of vectors."""
+    states: States = {}
+    loose: dict[str, Tensor] = {}
+    for param, values in replica.updates.export().items():
+        for name, value in values.items():
+            kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
+            states.setdefault(param, {})[name] = [kind, value if kind == NUMBER else None]
+            if isinstance(value, Tensor):
+                loose[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
+    return states, loose
+
+
+def owners_differ(replica: Replica) -> bool:
+    """Whether the workers of a host divide one replica among them."""
+    return replica.lanes > 1
+
+
+def _from_owners(states: States, loose: dict[str, Tensor], world: World) -> tuple[States, dict[str, Tensor]]:
+    """What each owner of the first host alone knows, merged; every host has the same."""
+    speaks = world.rank in world.hosts[0]
+    merged: States = {}
+    tensors: dict[str, Tensor] = {}
+    for part in world.gather(msgspec.json.encode(states if speaks else {})):
+        merged.update(msgspec.json.decode(part))
+    for blob in world.gather(tensors_to_bytes(loose) if loose and speaks else b""):
+        tensors |= tensors_from_bytes(blob) if blob else {}
+    return merged, tensors
+
+
+def model_tensors(replica: Replica) -> dict[str, Tensor]:
+    """The model itself, the same on all workers when they pause."""
+    return {f"model/{name}": value for name, value in replica.part.tensors().items()}
+
+
+def distribute(
+    replica: Replica,
+    comm: Comm,
+    world: World,
+    tensors: dict[str, Tensor],
+    states: States,
+    own: dict[str, Tensor],
+    own_states: States,
+) -> None:
+    """Take over what was collected: worker 0 has the tensors, and each worker `own`, which differ from them."""
+    if world.rank == 0:
+        load_model(replica, tensors)
+    spread(replica, comm, world)
+    for name, vector in replica.updates.vectors.items():
+        if world.rank == 0:
+            for place in replica.layout.places:
+                saved = tensors.get(f"optimizer/{place.name}/{name}")
+                if saved is not None and tuple(saved.shape) == place.shape:
+                    vector[place.start : place.stop] = saved.view(-1)
+        from_first(vector, replica, comm)
+    world.host.barrier()
+    for name, vector in replica.updates.vectors.items():
+        for place in replica.layout.places:
+            differing = own.get(f"optimizer/{place.name}/{name}")
+            if differing is not None and tuple(differing.shape) == place.shape:
+                vector[place.start : place.stop] = differing.view(-1)
+    _restore_kept(replica, world, tensors, own)
+    loose = {
+        f"{param}/{name}": tensors[f"optimizer/{param}/{name}"].contiguous()
+        for param, values in states.items()
+        for name, (kind, _) in values.items()
+        if kind == TENSOR and f"optimizer/{param}/{name}" in tensors
+    }
+    blob = world.gather(tensors_to_bytes(loose) if loose else b"")[0]
+    known = tensors_from_bytes(blob) if blob else {}
+    known |= {name.removeprefix("optimizer/"): value for name, value in own.items()}
+    values: dict[str, dict[str, Any]] = {}
+    for param, entries in own_states.items():
+        for name, (kind, number) in entries.items():
+            value = {VECTOR: None, NUMBER: number}.get(kind, known.get(f"{param}/{name}"))
+            values.setdefault(param, {})[name] = value
+    replica.updates.restore(list(replica.owned), values)
+
+
+def _restore_kept(replica: Replica, world: World, tensors: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """What the strategy kept: worker 0's, and on top of it what this worker had for itself."""
+    replica.kept.clear()
+    kept = {name: value.contiguous() for name, value in tensors.items() if name.startswith("kept/")}
+    blob = world.gather(tensors_to_bytes(kept) if kept else b"")[0]
+    for name, value in {**(tensors_from_bytes(blob) if blob else {}), **own}.items():
+        if name.startswith("kept/"):
+            replica.kept[name.removeprefix("kept/")] = value.to(replica.params.device)
+
+
+def load_model(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
+    """The model's own tensors out of a checkpoint."""
+    saved = {
+        name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")
+    }
+    try:
+        replica.part.load(saved)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"the checkpoint belongs to another model ({reason})") from None

@@ -1,0 +1,101 @@
+"""Server groups: all servers of one hold a whole copy of the parameters among them, and serve some of the workers.
+
+A server group and its workers are a **party**. Its processes number themselves as if they were alone in the run, so
+that whatever else there is about servers need not know that there are others.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.distributed as dist
+
+from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.worker.rendezvous import Neighbourhood
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerGroup:
+    """One server group with its workers, as one of its processes sees it."""
+
+    number: int
+    count: int  # of all parties
+    rank_info: RankInfo
+    neighbours: Neighbourhood
+    near: frozenset[int]
+    """The other parties whose counterpart of this server is on this host; none for a worker."""
+    stores: tuple[Any, ...] = ()
+    """Where each party meets, if they meet at all."""
+
+    def guest(self, number: int) -> int:
+        """By which number another party's counterpart of a server is known here: those of this one come first."""
+        return self.rank_info.rows + self.rank_info.servers + number
+
+    @property
+    def others(self) -> list[int]:
+        return [number for number in range(self.count) if number != self.number] if self.count > 1 else []
+
+
+def own_party(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> ServerGroup:
+    """About equal numbers of workers, in the order of the hosts, and equal ones of servers for each."""
+    if count == 1:
+        return ServerGroup(number=0, count=1, rank_info=rank_info, neighbours=neighbours, near=frozenset())
+    return _party(rank_info, neighbours, _workers(rank_info, neighbours, count))
+
+
+def deserted_parties(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> list[ServerGroup]:
+    """Those that have no worker left, each as if this one were theirs."""
+    divided = _workers(rank_info, neighbours, count)
+    return [
+        _party(rank_info, neighbours, [[rank_info.rank] if other == number else [] for other in range(count)])
+        for number, ranks in enumerate(divided)
+        if not ranks
+    ]
+
+
+def _workers(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> list[list[int]]:
+    return _divided([rank for ranks in neighbours.workers(rank_info) for rank in ranks], count)
+
+
+def party_of_part(
+    rank_info: RankInfo, neighbours: Neighbourhood, peers: Sequence[Sequence[int]]
+) -> ServerGroup:
+    """Where replicas are in parts: the workers that have the same part, by `peers`, and as many servers for each part.
+
+    Parts have nothing to tell each other: each is alone in the run.
+    """
+    return replace(_party(rank_info, neighbours, peers), count=1, near=frozenset(), stores=())
+
+
+def _party(rank_info: RankInfo, neighbours: Neighbourhood, workers: Sequence[Sequence[int]]) -> ServerGroup:
+    """The party of this process, of those with these workers and equally many servers each."""
+    count = len(workers)
+    servers = _divided(range(rank_info.workers, rank_info.size), count)
+    members = [[*some, *own] for some, own in zip(workers, servers, strict=True)]
+    number = next(number for number, ranks in enumerate(members) if rank_info.rank in ranks)
+    own = members[number]
+    within = own.index(rank_info.rank)
+    hosts = (tuple(own.index(rank) for rank in own if rank in ranks) for ranks in neighbours.hosts)
+    stores = [
+        dist.PrefixStore(f"party/{other}", neighbours.store) if neighbours.store else None
+        for other in range(count)
+    ]
+    beside, server = neighbours.beside(rank_info.rank), within - len(workers[number])
+    return ServerGroup(
+        number=number,
+        count=count,
+        rank_info=replace(rank_info, rank=within, size=len(own), servers=len(servers[0])),
+        neighbours=replace(neighbours, hosts=tuple(ranks for ranks in hosts if ranks), store=stores[number]),
+        near=frozenset(
+            other
+            for other, ranks in enumerate(servers)
+            if other != number and server >= 0 and ranks[server] in beside
+        ),
+        stores=tuple(stores),
+    )
+
+
+def _divided(ranks: Sequence[int], count: int) -> list[list[int]]:
+    edges = [-(-len(ranks) * number // count) for number in range(count + 1)]
+    return [list(ranks[start:stop]) for start, stop in itertools.pairwise(edges)]

@@ -1,0 +1,253 @@
+"""Messages between the processes of one host: a socket in the kernel, for headers alone.
+
+Vectors lie in common memory. The socket has an abstract name, so nothing stays on disk; it takes connections of the
+same user only, and a message only after the secret that is written in the common memory. Messages arrive whole
+(SOCK_SEQPACKET), so a stranger can send nonsense but no half of anything; a peer that dies is heard at once.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from torch import Tensor
+
+from manyhands import telemetry
+from manyhands.errors import PeerLost, UsageError
+from manyhands.servers.protocol.messages import Hello, NotAMessage, request
+from manyhands.servers.transport.host_memory import HostMemory
+
+Said = tuple[int, bytes, None]  # the worker, the header; the vector is in common memory
+
+_PART_BYTES = 1 << 16
+_MORE, _LAST = b"\x01", b"\x00"  # a header that is longer comes in parts
+_CONNECT_S = 300.0
+_PATIENCE_MS = 100  # how long to wait for an answer before asking whether it is still to come
+
+
+def _address(memory: HostMemory, server: int) -> str:
+    return f"\0manyhands/{memory.name()}/{server}"
+
+
+def _same_user(link: socket.socket) -> bool:
+    _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return user in (0, os.geteuid())
+
+
+def _parts(content: bytes) -> Iterator[bytes]:
+    for start in range(0, len(content), _PART_BYTES):
+        last = start + _PART_BYTES >= len(content)
+        yield (_LAST if last else _MORE) + content[start : start + _PART_BYTES]
+
+
+class _Inbox:
+    """Whole headers out of one connection."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self._parts: list[bytes] = []
+
+    def take(self) -> bytes | None:
+        """The next header; None if there is none yet. Raises EOFError when the other side is gone."""
+        while True:
+            try:
+                part = self.link.recv(1 + _PART_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionError:
+                raise EOFError from None
+            if not part:
+                raise EOFError
+            self._parts.append(part[1:])
+            if part[:1] == _LAST:
+                whole, self._parts = b"".join(self._parts), []
+                return whole
+
+
+class LocalPort:
+    """A server's side: one connection for each worker of its host, and for those of its guests that come to it."""
+
+    def __init__(self, memory: HostMemory, server: int, guests: Collection[int] = ()) -> None:
+        self._guests = guests  # generations are not their business
+        self._secret = memory.make_secret(server)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(_address(memory, server))
+        self._listener.listen(256)
+        self._listener.setblocking(False)
+        self._strangers: list[_Inbox] = []
+        self._workers: dict[int, _Inbox] = {}
+        self._generation = 0
+
+    def fds(self) -> Iterator[int]:
+        yield self._listener.fileno()
+        for inbox in (*self._strangers, *self._workers.values()):
+            yield inbox.link.fileno()
+
+    def take(self) -> Iterator[Said]:
+        """At most one message from each worker, so that none waits for another's many."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                link, _ = self._listener.accept()
+                self._welcome(link)
+        for inbox in list(self._strangers):
+            yield from self._introduced(inbox)
+        for worker, inbox in list(self._workers.items()):
+            try:
+                content = inbox.take()
+            except EOFError:
+                inbox.link.close()
+                del self._workers[worker]
+                raise PeerLost(f"worker {worker} is gone without a word") from None
+            if content is not None:
+                yield worker, content, None
+
+    def _welcome(self, link: socket.socket) -> None:
+        if _same_user(link):
+            self._strangers.append(_Inbox(link))
+        else:
+            telemetry.count("strangers", 1)
+            link.close()
+
+    def _introduced(self, inbox: _Inbox) -> Iterator[Said]:
+        """A connection becomes a worker's by the secret in its first message; until then it is nobody's."""
+        try:
+            content = inbox.take()
+            if content is None:
+                return
+            said = request(content)
+            if not isinstance(said, Hello) or said.secret != self._secret:
+                raise NotAMessage("the wrong secret")
+            if said.generation > self._generation:
+                yield from self._last_words()
+                self._generation = said.generation
+            if said.worker in self._guests:
+                self.forget(said.worker)  # another comes in its place
+            elif said.worker in self._workers or said.generation < self._generation:
+                raise NotAMessage("somebody else's place")
+        except (EOFError, NotAMessage):
+            telemetry.count("strangers", 1)
+            self._strangers.remove(inbox)
+            inbox.link.close()
+            return
+        self._strangers.remove(inbox)
+        self._workers[said.worker] = inbox
+        yield said.worker, content, None
+
+    def _last_words(self) -> Iterator[Said]:
+        """All that the workers of a generation that is over have left to be read."""
+        for worker, inbox in self._own_workers():
+            with contextlib.suppress(EOFError):
+                while (content := inbox.take()) is not None:
+                    yield worker, content, None
+            self.forget(worker)
+
+    def _own_workers(self) -> list[tuple[int, _Inbox]]:
+        return [(worker, inbox) for worker, inbox in self._workers.items() if worker not in self._guests]
+
+    def hang_up(self) -> Iterable[int]:
+        """Workers that wait for an answer wait in vain; what they have sent can still be read."""
+        for _, inbox in self._own_workers():
+            with contextlib.suppress(OSError):
+                inbox.link.shutdown(socket.SHUT_WR)
+        return ()
+
+    def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
+        # That it is gone is noticed when we next listen to it.
+        with contextlib.suppress(BrokenPipeError, ConnectionError, KeyError):
+            for part in _parts(content):
+                self._workers[worker].link.send(part)
+
+    def forget(self, worker: int) -> None:
+        """A worker that has said goodbye."""
+        inbox = self._workers.pop(worker, None)
+        if inbox:
+            inbox.link.close()
+
+    def close(self, *, linger: bool = True) -> None:
+        for inbox in (*self._strangers, *self._workers.values()):
+            inbox.link.close()
+        self._listener.close()
+
+
+class LocalConnection:
+    """A worker's side of the connection with a server of its host; `check` is called while waiting, and may raise."""
+
+    def __init__(self, memory: HostMemory, server: int, check: Callable[[], None] = lambda: None) -> None:
+        self.server = server
+        self._check = check
+        self._link = _connected(_address(memory, server), server, check)
+        self.secret = memory.secret(server)
+        self._inbox = _Inbox(self._link)
+        self._answers: deque[bytes] = deque()  # heard while there was no room to speak
+
+    def send(self, content: bytes, vector: Tensor | None = None) -> None:
+        """Where there is no room, what the server says is heard meanwhile: it may itself be waiting for room."""
+        for part in _parts(content):
+            while not self._sent(part):
+                while (said := self._heard(wait=False)) is not None:
+                    self._answers.append(said)
+                self._await(select.POLLIN | select.POLLOUT)
+
+    def _sent(self, part: bytes) -> bool:
+        try:
+            self._link.send(part, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            raise self._lost() from None
+        return True
+
+    def take(self, *, wait: bool) -> tuple[bytes, None] | None:
+        """The next answer; without `wait`, None if there is none yet."""
+        content = self._answers.popleft() if self._answers else self._heard(wait=wait)
+        return None if content is None else (content, None)
+
+    def _heard(self, *, wait: bool) -> bytes | None:
+        try:
+            content = self._inbox.take()
+            while content is None and wait:
+                self._await(select.POLLIN)
+                content = self._inbox.take()
+            return content
+        except EOFError:
+            raise self._lost() from None
+
+    def _await(self, events: int) -> None:
+        """Until there is news, or nothing to wait for any more."""
+        poll = select.poll()
+        poll.register(self._link, events)
+        if not poll.poll(_PATIENCE_MS):
+            self._check()
+
+    def fds(self) -> Iterator[int]:
+        yield self._link.fileno()
+
+    def _lost(self) -> PeerLost:
+        return PeerLost(f"server {self.server} is gone")
+
+    def close(self, *, linger: bool = True) -> None:
+        self._link.close()
+
+
+def _connected(address: str, server: int, check: Callable[[], None]) -> socket.socket:
+    """The server may still be starting: try until it listens."""
+    deadline = time.monotonic() + _CONNECT_S
+    while True:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            link.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            link.close()
+            if time.monotonic() > deadline:
+                raise PeerLost(f"server {server} did not come within {_CONNECT_S:.0f} s") from None
+            check()
+            time.sleep(0.01)
+            continue
+        if not _same_user(link):
+            link.close()
+            raise UsageError(f"another user of this machine listens in place of server {server}")
+        return link

@@ -1,0 +1,210 @@
+"""Deaths over everything registered: under every strategy, preset, topology and placement processes are killed."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from manyhands import placement as placements
+from manyhands import strategies
+from tests.end_to_end.commands import manyhands
+from tests.faults import checks, harness, registered, training
+from tests.faults.harness import Fault, Ran
+
+BY_SIGNAL = 128  # is added to a signal's number in the exit code of a run that it has ended
+ADAM_LR = 0.002
+
+STRATEGIES = registered.every_strategy()
+SURVIVORS = [text for text in STRATEGIES if registered.workers(text, replicas=3)]
+SERVED = [text for text in SURVIVORS if registered.servers(text)]
+
+
+def check(ran: Ran, faults: list[Fault], finished: set[int], *, epochs: int = checks.EPOCHS) -> None:
+    assert set(ran.ends) == finished
+    checks.nothing_lost(ran, ran.fired, faults, epochs=epochs)
+    assert {fields["rank"] for fields in ran.fields_of("death")} == {
+        fault.who for fault in faults if fault.kind == "kill"
+    }
+
+
+def check_learned(strategy: str, ran: Ran, optimizer: str, *, lr: float) -> None:
+    """Where workers take every step together, one process that has made the same steps has the same parameters.
+
+    Elsewhere the parameters depend on when a death is noticed; but the survivors have learned.
+    """
+    traits = strategies.parse(strategy)
+    if strategy == registered.KEPT_BACK:
+        checks.kept_back_history(ran, optimizer, lr=lr, layer="2", every=3)
+    elif traits.synchronous and traits.repeatable:
+        checks.one_history(ran, optimizer, lr=lr)
+    else:
+        checks.has_learned(ran)
+
+
+def test_what_is_registered_later_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    newcomer = type("Newcomer", (strategies.STRATEGIES[strategies.DEFAULT],), {})
+    monkeypatch.setitem(strategies.STRATEGIES, "newcomer", newcomer)
+    assert set(registered.every_strategy()) == {*STRATEGIES, "newcomer"}
+    assert registered.workers("newcomer", replicas=3) == 3
+    named = {strategies.parse(text) for text in STRATEGIES}
+    assert {strategies.parse(text) for text in strategies.PRESETS} <= named
+
+
+def rate(strategy: str) -> float:
+    """Late gradients, and an update from every worker's own, need a smaller learning rate to learn at all."""
+    traits = strategies.parse(strategy)
+    return training.LR if traits.pooled and not traits.late else training.LR / 5
+
+
+def pause_s(strategy: str) -> float:
+    """Where workers do not wait for each other, a pause in each step keeps one of them from taking all samples."""
+    return 0.0 if strategies.parse(strategy).lockstep else 0.02
+
+
+@pytest.mark.parametrize("strategy", SURVIVORS)
+def test_all_workers_but_one_die(strategy: str, tmp_path: Path) -> None:
+    """One in each epoch. The first worker, which may lead, is killed first; groups end up with one worker and none."""
+    workers = registered.workers(strategy, replicas=3)
+    assert workers
+    others = [who for who in range(workers) if who != 1]
+    faults = [Fault(who, step) for who, step in zip(others, (13, 33, *range(23, 13, -2)), strict=False)]
+    optimizer = registered.optimizer(strategy)
+    ran = harness.run(
+        tmp_path,
+        faults,
+        workers=workers,
+        strategy=strategy,
+        servers=registered.servers(strategy),
+        optimizer=optimizer,
+        lr=rate(strategy),
+        pause_s=pause_s(strategy),
+        down_to=workers if strategies.parse(strategy).lockstep else 1,
+    )
+    check(ran, faults, {1})
+    check_learned(strategy, ran, optimizer, lr=rate(strategy))
+
+
+# What a strategy throws away by its own rule, death or no death.
+FORGETS = {
+    "tournament": "the better model goes on at both trainers, and what the other one had learned is gone"
+}
+
+
+@pytest.mark.parametrize("strategy", [text for text in SURVIVORS if text not in FORGETS])
+def test_the_survivors_have_what_every_sample_has_taught(strategy: str, tmp_path: Path) -> None:
+    """The parameters count, sample by sample, what updates have used: to be in the ledger is not enough.
+
+    Under gossip, worker 0 of three sits out in step 13: no other worker has what it learned there.
+    """
+    workers = registered.workers(strategy, replicas=3)
+    assert workers
+    faults = [Fault(0, 14), Fault(2, 18)]
+    only = strategies.parse(strategy).only_optimizer
+    ran = harness.run(
+        tmp_path,
+        faults,
+        workers=workers,
+        strategy=strategy,
+        servers=registered.servers(strategy),
+        optimizer=registered.optimizer(strategy) if only else "plain",
+        counts=True,
+        lr=1.0,
+        epochs=1,
+        pause_s=pause_s(strategy),
+    )
+    check(ran, faults, set(range(workers)) - {0, 2}, epochs=1)
+    taught = training.counted(ran.parameters(1)).amin(dim=1)
+    lost = (taught <= 0).nonzero().flatten().tolist()
+    assert not lost, f"{len(lost)} samples count as used, and no parameter has anything of them: {lost}"
+
+
+@pytest.mark.parametrize("strategy", SERVED)
+def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_path: Path) -> None:
+    workers = registered.workers(strategy, replicas=3)
+    assert workers
+    faults = [Fault(1, 0.2, "server")]
+    only = strategies.parse(strategy).only_optimizer
+    optimizer = registered.optimizer(strategy) if only else "Adam"
+    lr = training.LR / 5
+    ran = harness.run(
+        tmp_path,
+        faults,
+        workers=workers,
+        strategy=strategy,
+        servers=registered.servers(strategy),
+        replace=1,
+        optimizer=optimizer,
+        lr=lr,
+        pause_s=0.02,
+    )
+    check(ran, faults, set(range(workers)))
+    assert [event.text for event in ran.of("server")] == [
+        "server 1 died (killed by SIGKILL): another takes over from it"
+    ]
+    check_learned(strategy, ran, optimizer, lr=lr)
+
+
+def shape(strategy: str, placement: str, *, replicas: int) -> list[tuple[str, str, int]]:
+    """A run in which each replica is on several workers, if there is one."""
+    workers = registered.workers(strategy, placement, replicas=replicas, apart=True)
+    return [(strategy, placement, workers)] if workers else []
+
+
+PLACEMENTS = registered.every_placement()
+APART = [one for text in PLACEMENTS for one in shape(strategies.DEFAULT, text, replicas=2)]
+SMALLEST = min(APART, key=lambda case: case[2])[1]
+TOGETHER = {
+    *APART,
+    *(one for text in STRATEGIES for one in shape(text, SMALLEST, replicas=2)),
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "placement", "workers"), sorted(case for case in TOGETHER if registered.outlives(*case))
+)
+def test_a_whole_replica_goes_on_when_another_loses_a_part(
+    strategy: str, placement: str, workers: int, tmp_path: Path
+) -> None:
+    """All placements under the strategy that is used most, all strategies under the smallest placement."""
+    faults = [Fault(workers - 1, 7)]
+    ran = harness.run(
+        tmp_path,
+        faults,
+        workers=workers,
+        placement=placement,
+        strategy=strategy,
+        optimizer="Adam",
+        lr=ADAM_LR,
+    )
+    check(ran, faults, set(range(workers // 2)))
+    check_learned(strategy, ran, "Adam", lr=ADAM_LR)
+
+
+# One replica alone, and parts whose servers cannot do without a worker of theirs.
+ENDING = [
+    *(case for case in sorted(TOGETHER) if not registered.outlives(*case)),
+    *(one for text in PLACEMENTS for one in shape(strategies.DEFAULT, text, replicas=1)),
+    *((text, placements.DEFAULT, 1) for text in STRATEGIES if text not in SURVIVORS),
+]
+
+
+@pytest.mark.parametrize(("strategy", "placement", "workers"), ENDING)
+def test_where_no_worker_can_go_on_the_run_ends_and_says_why(
+    strategy: str, placement: str, workers: int, tmp_path: Path
+) -> None:
+    assert not registered.outlives(strategy, placement, workers)
+    dead = workers - 1
+    settings = json.dumps({"faults": [[dead, 5, "kill"]]})
+    servers = registered.servers(strategy, placement)
+    asked = ["--strategy", strategy, "--placement", placement, "--workers", str(workers), "--out", "run"]
+    asked += ["--servers", str(servers)] if servers else []
+    done = manyhands("launch", *asked, str(harness.SCRIPT), str(tmp_path), settings, cwd=tmp_path)
+    assert {"kind": "fault", "step": 5, "fault": "kill"} in harness.logs_in(tmp_path)[dead], "the fault fired"
+    assert done.code == BY_SIGNAL + signal.SIGKILL
+    why = f"error: worker {dead} of {workers} died: killed by SIGKILL"
+    if placements.parse(placement).mesh(workers).members > 1:
+        why += "; its replica is not whole without it, and there is no checkpoint yet: start again"
+    assert done.err.splitlines()[-1] == why
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "run" / "summary.json").exists()
