@@ -9,9 +9,10 @@ from typing import Any
 
 from manyhands import placement as placements
 from manyhands import strategies, telemetry
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.member import Member
-from manyhands.cluster.worker.rank_info import RankInfo
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
 from manyhands.engine import intervals, worker_process
 from manyhands.engine.feed import Feed

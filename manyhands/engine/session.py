@@ -17,7 +17,8 @@ from manyhands.checkpoint.publish import KEEP
 from manyhands.cluster.launchers import local
 from manyhands.cluster.worker import leaving
 from manyhands.cluster.worker.member import Member, Regroup
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.data.loading import moved, prefetch, samples_in, split
 from manyhands.engine import evaluate, intervals, join, pause, resume, save, worker_process
 from manyhands.engine.elastic import recover

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
-from manyhands.cluster.worker.rank_info import RankInfo
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.launchers.rank_info import RankInfo
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm, Served
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost, ServersLost, UsageError
