@@ -112,17 +112,20 @@ def worker(rank: int, fd: int, job: Job, fault: Fault, folder: Path) -> None:
             session.step((inputs[rank::WORKERS], targets[rank::WORKERS]))
     except PeerLost:
         steps = session.engine.replica.recover({fault.who})
-        state = {
-            f"{name}/{key}": session.engine.replica.updates.vectors[key][place.start : place.stop]
-            if value is None
-            else value
-            for place in session.engine.replica.layout.places
-            for name, values in session.engine.replica.updates.export().items()
-            if name == place.name
-            for key, value in values.items()
-        }
-        params = {name: param.detach().clone() for name, param in model.named_parameters()}
-        torch.save({"steps": steps, "params": params, "state": state}, folder / f"survivor-{rank}")
+        torch.save({"steps": steps, **contents(session, model)}, folder / f"survivor-{rank}")
+
+
+def contents(session: Session, model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor]]:
+    """The parameters, and the optimizer state that this worker knows."""
+    replica = session.engine.replica
+    known = replica.updates.export()
+    state = {
+        f"{place.name}/{key}": replica.updates.vectors[key][place.start : place.stop].clone() if value is None else value
+        for place in replica.layout.places
+        for key, value in known.get(place.name, {}).items()
+    }
+    params = {name: param.detach().clone() for name, param in model.named_parameters()}
+    return {"params": params, "state": state}
 
 
 def arm(session: Session, fault: Fault) -> None:
