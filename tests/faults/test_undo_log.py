@@ -99,7 +99,7 @@ def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> to
 
 
 def worker(rank: int, fd: int, job: Job, fault: Fault | None, folder: Path) -> None:
-    """Train until the fault, and save what a survivor then has; without a fault, what each worker has after each step."""
+    """Train until the fault, and save what a survivor has then; without a fault, what each worker has after a step."""
     rank_info = RankInfo(rank=rank, size=WORKERS, servers=0, launcher="test", arena_fd=fd)
     model, optimizer = build(job)
     session = session_of(model, optimizer, loss, world=World(rank_info), clip_norm=job.clip_norm, logged=True)
