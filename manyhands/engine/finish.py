@@ -11,7 +11,7 @@ from manyhands.engine.handshake import FINISH
 from manyhands.engine.step import survive, together
 from manyhands.engine.summary import own_bytes, summarize, write_summary
 from manyhands.errors import CheckpointError, PeerLost
-from manyhands.servers import joint
+from manyhands.servers.worker.reports import report, staleness
 
 
 def close(engine: Engine) -> None:
@@ -70,9 +70,9 @@ def _count(engine: Engine) -> Totals:
     bytes_sent, shared_bytes = (sum(column) for column in zip(*rows, strict=True))
     if not engine.served:
         return Totals(bytes_sent, shared_bytes, None)
-    reports = joint.report(engine.generation.servers, engine.world)
+    reports = report(engine.generation.servers, engine.world)
     bytes_sent += sum(one.bytes_sent for one in reports)
-    return Totals(bytes_sent, shared_bytes, joint.staleness(reports))
+    return Totals(bytes_sent, shared_bytes, staleness(reports))
 
 
 def _leave_servers(engine: Engine, unsaved: str) -> None:

@@ -19,6 +19,7 @@ from manyhands.cluster.worker.member import Member
 from manyhands.cluster.worker.world import ServerContext, World
 from manyhands.engine import epoch, evaluate, finish, intervals, join, pause, resume, worker_process
 from manyhands.engine.admission import admit
+from manyhands.engine.build import service_of
 from manyhands.engine.engine import Engine
 from manyhands.engine.evaluate import Measure
 from manyhands.engine.handshake import EVALUATE, RESUME
@@ -28,7 +29,7 @@ from manyhands.engine.step import step, survive, together
 from manyhands.engine.summary import summarize
 from manyhands.errors import CheckpointError, UsageError
 from manyhands.replica.part import Loss
-from manyhands.servers import joint
+from manyhands.servers.process.startup import be_a_server
 
 T = TypeVar("T")
 
@@ -306,14 +307,13 @@ class Session:
 def _serve(training: Training, settings: Settings, context: ServerContext, member: Member | None) -> NoReturn:
     """This process is a server: it serves until the run ends."""
     mesh = placements.parse(settings.placement).mesh(context.rank_info.workers)
-    joint.be_a_server(
+    be_a_server(
         context,
         training.model,
         training.optimizer,
-        strategies.parse(settings.strategy),
-        settings.clip_norm,
-        settings.out,
-        local.INVITATION in os.environ,
-        () if mesh.members == 1 else mesh.peers(),
-        lambda first: join.contexts(member, first),
+        service_of(strategies.parse(settings.strategy), settings.clip_norm),
+        out=settings.out,
+        survives=local.INVITATION in os.environ,
+        peers=() if mesh.members == 1 else mesh.peers(),
+        contexts=lambda first: join.contexts(member, first),
     )
