@@ -247,7 +247,7 @@ class Shard:
             yield from self._exchange.reunite(guest)
 
     def _standing(self) -> Status:
-        if self._clocks.rule.teams * self._clocks.rule.parties > 1:
+        if self._clocks.rule.teams * self._clocks.rule.server_groups > 1:
             return Status(rounds=0, is_complete=False)  # teams know nothing of each other's steps
         begun = self._before.begun() if self._before else []
         # What waits for a norm that nobody has put together yet is made again.
