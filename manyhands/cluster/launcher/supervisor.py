@@ -116,7 +116,7 @@ def run(
             before = prefix(place) if prefix else []
             if host_agent:
                 more = more | {local.NUMBER: str(host_agent.first_number + crew.size)}
-            command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker.entry", *command]
+            command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
             return crew.start(command_line, environs[place] | more, rank)
 
         survival: Survival | HostAgent | None = host_agent

@@ -1,7 +1,7 @@
 """What runs in every worker, and in every server, before and after the user's script.
 
-python -m manyhands.cluster.worker.entry SCRIPT [arguments]
-python -m manyhands.cluster.worker.entry -m MODULE [arguments]
+python -m manyhands.cluster.worker SCRIPT [arguments]
+python -m manyhands.cluster.worker -m MODULE [arguments]
 """
 
 import faulthandler
@@ -159,10 +159,3 @@ def _is_the_users(filename: str) -> bool:
 def _torch() -> Path:
     module = sys.modules.get("torch")
     return Path(module.__file__).parent if module and module.__file__ else _PACKAGE
-
-
-if __name__ == "__main__":
-    # Run the instance that a script gets by importing this module, so that both see one `before_termination`.
-    from manyhands.cluster.worker.entry import main as run_worker
-
-    run_worker()
