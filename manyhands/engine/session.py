@@ -51,7 +51,7 @@ def session(
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
 
-    A process that was started as a server serves, and ends with the run: it does not return from this call.
+    A process that was started as a server serves until the run ends, and does not return from this call.
 
     `loss(model, batch)` is the mean over the batch. The session steps a `scheduler` after every step
     and saves it; one that needs a measure, as ReduceLROnPlateau does, the script steps itself.
@@ -153,7 +153,7 @@ class Session:
 
     @property
     def measured(self) -> dict[str, float]:
-        """What the last evaluation found."""
+        """The results of the last evaluation."""
         return self.engine.progress.measured
 
     @property
@@ -207,12 +207,12 @@ class Session:
         The running statistics of batch norm become the mean over all workers first.
         """
         engine, progress = self.engine, self.engine.progress
-        judges = {"loss": engine.training.loss, **(measures or {})}
+        every = {"loss": engine.training.loss, **(measures or {})}
 
         def attempt() -> dict[str, float]:
             with engine.replica.judged():
                 pause.pause(engine, EVALUATE)
-                progress.measured = evaluate.measure(engine, data, judges, batch_size=batch_size)
+                progress.measured = evaluate.measure(engine, data, every, batch_size=batch_size)
             telemetry.event("evaluate", step=progress.steps, epoch=progress.epoch, **progress.measured)
             return progress.measured
 
@@ -262,7 +262,7 @@ class Session:
         return self._call(attempt, lambda: progress.resumed)
 
     def wait_for_saves(self) -> None:
-        """Until what this worker has copied is on the disk."""
+        """Return when what this worker has copied is on the disk."""
         self.engine.saver.wait_alone()
 
     # The end

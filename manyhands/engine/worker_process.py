@@ -99,7 +99,7 @@ def open_sessions(*, besides: object = None) -> list[OpenSession]:
 
 
 def _leave(pid: int) -> None:
-    """At exit: wait for the others, unless this process ends because of an error or is a fork of the worker."""
+    """At exit: wait for the other workers, unless this process ends because of an error or is a fork of the worker."""
     global _world
     if os.getpid() != pid:
         return
@@ -110,7 +110,7 @@ def _leave(pid: int) -> None:
             for session in open_sessions():
                 session.finish()
         except (PeerLost, SystemExit):
-            pass  # the worker that died says why, and the one that told us to end knows it
+            pass  # the worker that died says why; the process that ended this one knows
         except ManyhandsError as error:
             problem = error
     for session in open_sessions():
