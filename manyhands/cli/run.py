@@ -17,6 +17,7 @@ from manyhands.cli.restart import Restart
 from manyhands.cluster.coordinator.control import NUMBERS
 from manyhands.cluster.launcher import coordination, cores, supervisor
 from manyhands.cluster.launcher import invitation as invites
+from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launchers import local
@@ -306,7 +307,7 @@ def run_workers(
             with suppress(OSError), records.open("ab") as file:
                 file.write(lines.encode({"kind": event.kind, "t": time.time(), "rank": -1, **event.fields}))
 
-        def attempt(command: list[str]) -> supervisor.Outcome:
+        def attempt(command: list[str]) -> Outcome:
             return supervisor.run(
                 command,
                 workers=workers,
@@ -327,7 +328,7 @@ def run_workers(
     return _end(outcome)
 
 
-def _end(outcome: supervisor.Outcome) -> int:
+def _end(outcome: Outcome) -> int:
     """Say how it ended, if it did not end well."""
     if outcome.exit_code == local.EXIT_SAVED:
         print(outcome.message, file=sys.stderr)
