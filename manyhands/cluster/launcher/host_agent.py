@@ -126,7 +126,7 @@ class HostAgent:
             self._failed = f"{name} {self.first_number + child.rank} {child.ending}"[:400]
 
     def goes_on(self) -> bool:
-        """Whether any worker runs or will; once one has finished, workers that have not joined by then come too late."""
+        """Whether any worker runs or will; once one has finished, those that have not joined come too late."""
         if self._has_finished:
             workers = [one for one in self._processes.running if not self.is_server(one.rank)]
             return any(self.first_number + child.rank in self._state_holders for child in workers)

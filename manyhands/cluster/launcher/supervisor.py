@@ -58,11 +58,11 @@ def run(
 ) -> Outcome:
     """Run `command` (a script or `-m` and a module, with its arguments) in every process until all have ended.
 
-    `on_line` gets what they print on standard error, and on standard output unless `on_output` takes that.
-    `prefix(rank)` stands before a worker's command and must replace itself by it, as `nice` does. With `load` and without
-    a prefix, a fork server imports that module and forks the workers. With `elastic` the run survives the death of
-    workers; with `host_agent` the workers take part in a run of another host's launcher. Call this from the main thread:
-    signals go there. The first SIGTERM asks the workers to save and leave, by the signal `ask`; any other ends them.
+    `on_line` gets what they print on standard error, and on standard output unless `on_output` takes that. A `prefix`
+    stands before a worker's command and must replace itself by it, as `nice` does. With `load` and without a prefix, a
+    fork server imports that module and forks the workers. With `elastic` the run survives deaths; with `host_agent` the
+    workers take part in a run of another launcher. Call this from the main thread, which gets the signals: the first
+    SIGTERM asks the workers, by the signal `ask`, to save and leave; a second one, and any other, ends them.
     """
     plan = LaunchPlan(
         command=command,
@@ -77,15 +77,13 @@ def run(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(TerminationSignals())
         coordination = stack.enter_context(_coordinate(plan, elastic)) if elastic else None
-        processes = stack.enter_context(
-            WorkerProcesses(on_line, on_output or on_line, arena=arena, name=plan.name)
-        )
+        watched = WorkerProcesses(on_line, on_output or on_line, arena=arena, name=plan.name)
+        processes = stack.enter_context(watched)
         starter = _starter(plan, processes, coordination, host_agent)
-        policy: MembershipPolicy = FixedMembership(processes)
+        policy: MembershipPolicy = host_agent or FixedMembership(processes)
         if host_agent:
             host_agent.see_to(processes, starter.start)
-            policy = host_agent
-        if coordination:
+        elif coordination:
             stack.enter_context(_joinable(plan, processes, coordination))
             policy = _survival(plan, processes, coordination, starter, on_event)
         starter.start_all()

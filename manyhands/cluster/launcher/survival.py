@@ -128,7 +128,7 @@ class Survival:
         return self._has_finished
 
     def goes_on(self) -> bool:
-        """Whether any worker runs or will; once one has finished, workers that have not joined by then come too late."""
+        """Whether any worker runs or will; once one has finished, those that have not joined come too late."""
         running = {one.rank for one in self._processes.running if self.is_worker(one.rank)}
         elsewhere = self._remote_hosts if self._elastic.hosts else set()
         return self._processes.is_forking or bool(
