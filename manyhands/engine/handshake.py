@@ -13,7 +13,7 @@ from manyhands.cluster.worker.world import World
 from manyhands.engine.engine import Engine
 from manyhands.engine.generation import Generation
 from manyhands.errors import UsageError
-from manyhands.replica.optimizer.updates import hyper_parameters, set_hyper_parameters
+from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
 
 # What a worker has come for.
 STEP, END_OF_DATA, EVALUATE, SAVE, RESUME, FINISH = range(6)

@@ -105,7 +105,7 @@ class Host:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
         return self.arena.tensor(length, dtype)
 
-    def drawers(self, count: int) -> Slots:
+    def slots(self, count: int) -> Slots:
         """Places for bytes that every worker of the host sees; all must ask, in the same order."""
         return Slots(self.arena.fd, self.arena.reserve(slots.BYTES), count)
 
