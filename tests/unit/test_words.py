@@ -76,7 +76,9 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     for name in named(page):
         if name in IMAGINED or not re.fullmatch(r"[\w./-]+", name) or name.startswith(("events/", ".")):
             continue
-        if name.endswith(".py") or (name.endswith("/") or "/" in name) and name.partition("/")[0] in folders:
+        if name.endswith(".py") or (
+            (name.endswith("/") or "/" in name) and name.partition("/")[0] in folders
+        ):
             known = (ROOT / name).exists() or list(PACKAGE.rglob(name.rstrip("/")))
             assert known, f"{page.name} names {name}"
 
