@@ -10,10 +10,12 @@ from typing import Any
 
 from manyhands.cluster.coordinator.control import NewGeneration, invitation
 from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers.detect import own_rank_info
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.member import Member
-from manyhands.cluster.worker.rank_info import RankInfo, own_rank_info
 from manyhands.cluster.worker.rendezvous import open_meeting_place
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.comm.transports.connections import Connections
 from manyhands.errors import PeerLost
 

@@ -16,7 +16,8 @@ from manyhands.checkpoint.publish import KEEP
 from manyhands.cluster.launchers import local
 from manyhands.cluster.worker import leaving
 from manyhands.cluster.worker.member import Member
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.engine import epoch, evaluate, finish, intervals, join, pause, resume, worker_process
 from manyhands.engine.admission import admit
 from manyhands.engine.build import service_of

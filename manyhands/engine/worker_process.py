@@ -10,11 +10,12 @@ from typing import Protocol
 from manyhands import telemetry
 from manyhands.checkpoint import background_write
 from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.cluster.worker import entry
 from manyhands.cluster.worker.heap import keep_freed_memory
 from manyhands.cluster.worker.member import Member
-from manyhands.cluster.worker.rank_info import own_rank_info
-from manyhands.cluster.worker.world import ServerContext, World, join
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World, join
 from manyhands.engine.join import first_world, membership
 from manyhands.errors import ManyhandsError, PeerLost
 
