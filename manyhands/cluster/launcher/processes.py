@@ -32,9 +32,8 @@ class WorkerProcesses:
         self,
         on_line: Callable[[int, str], None],
         on_output: Callable[[int, str], None],
-        *,
         arena: bool | int,
-        name: Callable[[int], str] = lambda rank: f"worker {rank}",
+        name: Callable[[int], str],
     ) -> None:
         self.running: list[Child] = []
         self.size = 0

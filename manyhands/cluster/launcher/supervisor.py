@@ -77,8 +77,7 @@ def run(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(TerminationSignals())
         coordination = stack.enter_context(_coordinate(plan, elastic)) if elastic else None
-        watched = WorkerProcesses(on_line, on_output or on_line, arena=arena, name=plan.name)
-        processes = stack.enter_context(watched)
+        processes = stack.enter_context(WorkerProcesses(on_line, on_output or on_line, arena, plan.name))
         starter = _starter(plan, processes, coordination, host_agent)
         policy: MembershipPolicy = host_agent or FixedMembership(processes)
         if host_agent:
