@@ -446,11 +446,13 @@ class Session:
 def _serve(training: Training, settings: Settings, context: ServerContext, member: Member | None) -> NoReturn:
     """This process is a server: it serves until the run ends."""
     mesh = placements.parse(settings.placement).mesh(context.rank_info.workers)
+    service = strategies.parse(settings.strategy).traits.servers
+    assert service is not None, "no run has servers whose strategy uses none"
     joint.be_a_server(
         context,
         training.model,
         training.optimizer,
-        strategies.parse(settings.strategy),
+        service,
         settings.clip_norm,
         settings.out,
         local.INVITATION in os.environ,

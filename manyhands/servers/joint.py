@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from manyhands import telemetry
 from manyhands.cluster.worker.rank_info import RankInfo
 from manyhands.cluster.worker.world import ServerContext, World
-from manyhands.comm.comm import Comm, Served
+from manyhands.comm.comm import Comm, ServerAccess
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost, ServersLost, UsageError
 from manyhands.replica.part import Part
@@ -29,17 +29,17 @@ from manyhands.servers.protocol.ownership import LOTS
 from manyhands.servers.protocol.parts import outline, tell, told
 from manyhands.servers.protocol.scheme import Scheme, describe
 from manyhands.servers.protocol.server_group import deserted_parties, own_party, party_of_part
+from manyhands.servers.protocol.service import Service
 from manyhands.servers.transport.joining import connect, ordinary, own_vectors, serve
 from manyhands.servers.worker.cache import HostServers
 from manyhands.servers.worker.client import Reconciled, Servers
-from manyhands.strategies import Strategy
 
 
 def be_a_server(
     context: ServerContext,
     model: nn.Module,
     optimizer: Optimizer,
-    strategy: Strategy,
+    service: Service,
     clip_norm: float | None,
     out: Path | None,
     survives: bool,
@@ -51,8 +51,7 @@ def be_a_server(
     Where replicas are in parts, `peers` are the workers that have the same part. Where hosts come and go, `contexts`
     are this server's, in one generation after the other.
     """
-    rank_info, rule = context.rank_info, strategy.rule
-    assert rule is not None
+    rank_info, rule = context.rank_info, service.rule
     # PyTorch may have been loaded when this still said how many a worker has.
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -61,7 +60,7 @@ def be_a_server(
         telemetry.open(out / "events" / f"server-{name}.jsonl", rank=rank_info.rank)
     if rank_info.address:
         scheme = _scheme_anywhere(model, optimizer)
-        copies = strategy.copies
+        copies = service.copies
         roam(contexts(context), model, optimizer, scheme, rule, copies=copies, clip_norm=clip_norm)
         if out:
             telemetry.close()
@@ -69,7 +68,7 @@ def be_a_server(
     party = party_of_part(rank_info, context.neighbours, peers) if peers else None
     held = told(party, context.arena) if party else None
     servers = party.rank_info.servers if party else rank_info.servers // rule.parties
-    scheme = describe(model, optimizer, servers, every=strategy.every_of, held=held)
+    scheme = describe(model, optimizer, servers, every=service.every_of, held=held)
     serve(
         context,
         model,
@@ -78,7 +77,7 @@ def be_a_server(
         rule,
         party=party,
         clip_norm=clip_norm,
-        cached=strategy.cached,
+        cached=service.cached,
         survives=survives,
     )
     if out:
@@ -91,7 +90,7 @@ def join(
     optimizer: Optimizer,
     loss: Loss,
     world: World,
-    strategy: Strategy,
+    service: Service,
     clip_norm: float | None,
     *,
     has_begun: bool,
@@ -108,8 +107,7 @@ def join(
         raise UsageError("servers serve one session: a script that uses them can make only one")
     if next(model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    rule, cached = strategy.rule, strategy.cached
-    assert rule is not None
+    rule, cached = service.rule, service.cached
     if part:
         party = party_of_part(world.rank_info, world.neighbours, peers)
     else:
@@ -117,10 +115,10 @@ def join(
     rank, servers = party.rank_info.rank, party.rank_info.servers
     held = outline(part, optimizer) if part else None
     if party.rank_info.address:
-        _check_servers(party.rank_info, strategy, has_begun=has_begun)
-        scheme = _scheme_anywhere(model, optimizer).assigned(party, strategy.copies)
+        _check_servers(party.rank_info, service, has_begun=has_begun)
+        scheme = _scheme_anywhere(model, optimizer).assigned(party, service.copies)
     else:
-        scheme = describe(model, optimizer, servers, every=strategy.every_of, held=held)
+        scheme = describe(model, optimizer, servers, every=service.every_of, held=held)
     host, arena = world.host, arena or world.host.arena
     if held and rank == 0:
         tell(party, arena, held)
@@ -155,7 +153,7 @@ def join(
     world.comm.servers = HostServers(host, line, lockstep=rule.gathers) if cached else line
     try:
         if has_begun and line is not None and line.roam:
-            _level(line, replica, world, strategy)
+            _level(line, replica, world, service)
         elif has_begun:
             _resolve(line, replica, world)
         else:
@@ -176,13 +174,13 @@ def _resolve(line: Servers | None, replica: Replica, world: World) -> None:
     world.comm.sum_of(0.0)
 
 
-def _level(line: Servers, replica: Replica, world: World, strategy: Strategy) -> None:
+def _level(line: Servers, replica: Replica, world: World, service: Service) -> None:
     """The same where servers come and go: those that are there now get what those before them had."""
     _spread(replica, world)
     said = msgspec.json.encode(line.level()) if world.rank == 0 else b""
     found = msgspec.json.decode(world.gather(said)[0], type=Reconciled)
     if found.lost:
-        raise _lost(found.lost / replica.layout.length, strategy)
+        raise _lost(found.lost / replica.layout.length, service)
     line.levelled = found
     line.go_on(found.rounds)
     world.comm.sum_of(0.0)
@@ -199,21 +197,21 @@ def _scheme_anywhere(model: nn.Module, optimizer: Optimizer) -> Scheme:
     return scheme
 
 
-def _check_servers(rank_info: RankInfo, strategy: Strategy, *, has_begun: bool) -> None:
+def _check_servers(rank_info: RankInfo, service: Service, *, has_begun: bool) -> None:
     hosts = len(set(rank_info.hosts[rank_info.workers :]))
     if not hosts:
-        raise _lost(1.0, strategy)
-    if hosts <= strategy.copies and not has_begun:  # later it does what it can
+        raise _lost(1.0, service)
+    if hosts <= service.copies and not has_begun:  # later it does what it can
         raise UsageError(
-            f"copies={strategy.copies} needs servers on 2 hosts, and all are on {hosts}; give --servers 1 to the "
+            f"copies={service.copies} needs servers on 2 hosts, and all are on {hosts}; give --servers 1 to the "
             "launchers that join as well, or leave copies out"
         )
 
 
-def _lost(part: float, strategy: Strategy) -> ServersLost:
+def _lost(part: float, service: Service) -> ServersLost:
     how = (
         "and so are the copies of them"
-        if strategy.copies
+        if service.copies
         else "and with copies=0 nobody else has them; with copies=1 a server on another host has them too"
     )
     return ServersLost(
@@ -235,7 +233,7 @@ def used_by(line: Servers, world: World, before: World, progress: int, *, was_he
     return [here.get(rank, found.used.get(rank, 0)) for rank in range(before.size)]
 
 
-def go_on(servers: Served, before: Served | None, world: World, *, counts: bool) -> None:
+def go_on(servers: ServerAccess, before: ServerAccess | None, world: World, *, counts: bool) -> None:
     """A generation begins: workers keep what they kept back in the one before; `counts` is whether a step that was
     under way then is not made again."""
     if isinstance(servers, Servers):
