@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from manyhands.servers.worker.fleet import DirectFleet
 
 
+Portion = tuple[Any, int]  # a batch, and how many samples are in it
+Portions = list[Portion]
+
+
 class LineSearch(ReplicaView, Protocol):
     """For `single` and `all-reduce`: an optimizer that evaluates the loss several times in a step."""
 
@@ -106,7 +110,7 @@ class Coordinated(ServersView, Protocol):
 
     @property
     def comm(self) -> Numbers: ...
-    def portions(self, share: Share, samples: int) -> list[tuple[Any, int]]: ...
+    def portions(self, share: Share, samples: int) -> Portions: ...
     def minimize(self, gradient: Callable[[], float]) -> float: ...
     def offer(self, portions: int) -> None: ...
     def take(self) -> int | None: ...

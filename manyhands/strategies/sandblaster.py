@@ -13,17 +13,16 @@ servers. They keep the parameters from before the step: if a worker dies in it, 
 and L-BFGS without a history.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from manyhands.servers.protocol.consistency import SYNC
 from manyhands.servers.protocol.service import Service
-from manyhands.strategies.extras import Coordinated
+from manyhands.strategies.extras import Coordinated, Portion, Portions
 from manyhands.strategies.interface import ReplicaView, Served, Share, Steps, Traits
 from manyhands.strategies.refusals import at_least_one
 
-Portions = Sequence[tuple[Any, int]]
 AGAIN, ENOUGH = 1.0, 0.0
 
 
@@ -66,7 +65,7 @@ class Sandblaster(Served):
         """The loss over all portions, of which this worker computes as many as it comes to."""
         taken = 0
 
-        def mine() -> Iterator[tuple[Any, int]]:
+        def mine() -> Iterator[Portion]:
             nonlocal taken
             while (index := servers.take()) is not None:
                 taken += portions[index][1]

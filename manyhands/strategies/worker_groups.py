@@ -21,16 +21,11 @@ from typing import Any
 
 from manyhands.servers.protocol.consistency import SYNC, Consistency
 from manyhands.servers.protocol.service import Service
+from manyhands.strategies import refusals
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.interface import Asked, Share, Steps, Strategy, Traits
 from manyhands.strategies.parameter_server import DEFAULT_BOUND, ParameterServer
-from manyhands.strategies.refusals import (
-    equal_groups,
-    equal_server_groups,
-    group_settings,
-    groups_without_servers,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +40,7 @@ class WorkerGroups(Strategy):
     exchange_every: int = 4  # updates after which a server group tells the others, where there are several
 
     def __post_init__(self) -> None:
-        group_settings(
+        refusals.group_settings(
             self.groups, self.between, self.bound, self.owners, self.server_groups, self.exchange_every
         )
 
@@ -64,11 +59,11 @@ class WorkerGroups(Strategy):
         return Traits(steps=steps, servers=Service(rule=SYNC if self.groups == 1 else between))
 
     def check(self, asked: Asked) -> None:
-        equal_groups(asked, self.groups)
+        refusals.equal_groups(asked, self.groups)
         if self.owners == "servers":
-            equal_server_groups(asked, self.groups, self.server_groups)
+            refusals.equal_server_groups(asked, self.groups, self.server_groups)
         else:
-            groups_without_servers(asked, self.groups)
+            refusals.groups_without_servers(asked, self.groups)
         self._way.check(asked)
 
     @property
