@@ -1,6 +1,7 @@
 """The replica and the comm that fit the strategy, the placement, the optimizer, the device and the world."""
 
 import zlib
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,11 +12,12 @@ from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.optimizer.updates import needs_closure
+from manyhands.replica.optimizer.abilities import needs_closure
 from manyhands.replica.replica import Loss, Replica
-from manyhands.servers import joint
+from manyhands.servers.protocol.service import Service
+from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
-from manyhands.strategies import Strategy
+from manyhands.strategies import Strategy, Traits
 
 
 def compose(
@@ -47,13 +49,12 @@ def compose(
                 "clip_norm limits the norm over all parts of a replica, and each part has servers of its own; leave it "
                 "out, or choose a strategy without servers"
             )
-        replica, comm, line = joint.join(
+        replica, comm, line = joining.join(
             model,
             optimizer,
             loss,
             peers,
-            traits.servers,
-            clip_norm,
+            service_of(traits, clip_norm),
             has_begun=has_begun,
             arena=world.host.arena,
             part=part,
@@ -94,6 +95,13 @@ def compose(
     )
     placed.settle(replica)
     return replica, comm, None
+
+
+def service_of(traits: Traits, clip_norm: float | None) -> Service:
+    """What the strategy asks of the servers."""
+    if traits.servers is None:
+        raise UsageError("the strategy uses no servers; leave --servers out")
+    return replace(traits.servers, clip_norm=clip_norm)
 
 
 def same_model(shapes: list[Any], world: World) -> None:

@@ -14,16 +14,26 @@ from manyhands import telemetry
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.launchers import local
 from manyhands.cluster.worker.member import Member
-from manyhands.engine.engine import Engine
+from manyhands.engine import worker_process
+from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.join import GenerationLinks, next_generation
 from manyhands.engine.rejoin import rejoin
 from manyhands.errors import PeerLost
 
 
+def can_go_on(engine: Engine) -> bool:
+    """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
+    if engine.member is None or worker_process.open_sessions(besides=engine):
+        return False
+    # A model that is being divided for the first time is whole nowhere.
+    new = engine.member.new_generation
+    return engine.placed.is_whole or engine.has_entered or (new is not None and new.state_holders > 0)
+
+
 def recover(engine: Engine, cause: Exception) -> None:
     """Members change: go on in the next generation, or, where that cannot be, let the cause end the run."""
     member = engine.member
-    if member is None or not engine.can_go_on:
+    if member is None or not can_go_on(engine):
         raise cause
     with telemetry.timed("recover"):
         new, links = _leave(engine, member)
@@ -37,7 +47,7 @@ def recover(engine: Engine, cause: Exception) -> None:
                 rejoin(engine, new, links)
                 break
             except PeerLost:
-                if engine.is_set_up:
+                if engine.has_entered:
                     engine.replica.take_back()
                 new, links = _leave(engine, member)
                 dead |= set(new.gone)
@@ -54,7 +64,7 @@ def recover(engine: Engine, cause: Exception) -> None:
 def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLinks]:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
     member.on_over()  # ends the waiting of workers on other hosts for this one
-    if engine.is_set_up:
+    if engine.has_entered:
         with contextlib.suppress(PeerLost):
             engine.comm.finish_sum()  # it is in memory that will be given back
     members, progress = engine.world.rank_info.members, engine.progress
@@ -63,14 +73,14 @@ def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLin
     new, links = next_generation(
         engine.world.rank_info,
         member,
-        has_state=engine.is_set_up and engine.has_state,
+        has_state=engine.holds_state,
         commits=progress.commits,
         steps=progress.steps,
         in_step=in_step,
         lost=lost,
     )
     if member.number not in new.members:
-        if engine.is_set_up and engine.generation.servers:
+        if engine.has_entered and engine.generation.servers:
             engine.generation.servers.drop()
         engine.is_closed = True
         telemetry.event("end", step=progress.steps)
@@ -118,7 +128,7 @@ def _settle_host(engine: Engine, new: NewGeneration) -> None:
         return
     is_common = world.rank_info.host in new.in_step
     whole = _repair(engine, new) if is_common else engine.replica.begun
-    if whole > engine.progress.steps_here and not engine.is_behind:
+    if whole > engine.progress.steps_here and engine.replica_state is not ReplicaState.BEHIND:
         transaction.complete()
         engine.transaction = None
 

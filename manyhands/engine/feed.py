@@ -47,6 +47,7 @@ class Feed:
 
     def __init__(self, *, pooled: bool) -> None:
         self.data: Any = None  # whose samples the current steps use
+        self.is_in_own_loop = False  # whether they use batches that only this worker has
         self._ledger: Ledger | None = None
         self._safe: Sequence[int] | None = None  # rounds of each worker that the ledger has yet to hear of
         self.round_samples = 1  # that the workers use together in a round

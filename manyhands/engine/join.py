@@ -36,7 +36,7 @@ def membership(environ: Mapping[str, str]) -> Member | None:
         return None
     member = Member(
         invitation(environ[local.INVITATION]),
-        info.rank if info.number is None else info.number,
+        info.known_as,
         is_new=info.is_new,
         host=info.host,
         serves=info.is_server,

@@ -15,8 +15,9 @@ from manyhands.engine.snapshot import plain
 from manyhands.errors import Diverged
 from manyhands.replica.state import history, state
 from manyhands.replica.state.per_worker import differing
-from manyhands.replica.state.state import States, owners_differ
-from manyhands.servers import joint
+from manyhands.replica.state.state import owners_differ
+from manyhands.replica.state.transcoding import States
+from manyhands.servers.worker import saved_state
 
 
 def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> None:
@@ -82,7 +83,7 @@ def _only_numbers(engine: Engine) -> None:
 def collect(engine: Engine) -> tuple[dict[str, Tensor], States]:
     """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
     if engine.served:
-        return joint.collect(engine.generation.servers, engine.replica, engine.placed.peers)
+        return saved_state.collect(engine.generation.servers, engine.replica, engine.placed.peers)
     return state.collect(engine.replica, engine.placed.peers)
 
 

@@ -58,7 +58,7 @@ def _admit_servers(name: str, mesh: Mesh, service: Service, servers: int) -> Non
             "choose a strategy without servers"
         )
     rule = service.rule
-    if service.cached or rule.teams * rule.parties > 1:
+    if service.cached or rule.teams * rule.server_groups > 1:
         raise UsageError(
             f"{name} has servers for each of the {mesh.members} parts of a replica, which serve their workers "
             "one by one; choose a strategy without groups and caches"

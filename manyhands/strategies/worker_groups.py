@@ -53,7 +53,7 @@ class WorkerGroups(Strategy):
             gathers=True,
             teams=self.groups // self.server_groups,
             bound=DEFAULT_BOUND if self.bound is None and self.between == "stale" else self.bound,
-            parties=self.server_groups,
+            server_groups=self.server_groups,
             exchange_every=self.exchange_every,
         )
         return Traits(steps=steps, servers=Service(rule=SYNC if self.groups == 1 else between))

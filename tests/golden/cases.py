@@ -182,7 +182,7 @@ def _turns(case: Case) -> int:
     if traits.lockstep or (service and service.cached):
         return 1
     rule = service.rule if service else None
-    return rule.teams * rule.parties if rule and rule.gathers else case.workers
+    return rule.teams * rule.server_groups if rule and rule.gathers else case.workers
 
 
 def _run_placement(case: Case) -> list[tuple[list[float], bytes]]:

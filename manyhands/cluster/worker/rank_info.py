@@ -81,7 +81,12 @@ class RankInfo:
             return f"server {self.number}"
         if self.server is not None:
             return f"server {self.server}"
-        return f"worker {self.rank if self.number is None else self.number}"
+        return f"worker {self.known_as}"
+
+    @property
+    def known_as(self) -> int:
+        """The number by which people know this worker."""
+        return self.rank if self.number is None else self.number
 
 
 def find_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:

@@ -16,7 +16,9 @@ from torch.optim import Optimizer
 
 from manyhands import telemetry
 from manyhands.replica.layout import Place, Span
-from manyhands.replica.optimizer.updates import Updates, is_element_wise, named_numbers, set_named_numbers
+from manyhands.replica.optimizer.abilities import is_element_wise
+from manyhands.replica.optimizer.hyper_parameters import named_numbers, set_named_numbers
+from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.state import packing
 from manyhands.servers.process.backup import Backup
 from manyhands.servers.process.exchange import Exchange, Reply
@@ -247,7 +249,7 @@ class Shard:
             yield from self._exchange.reunite(guest)
 
     def _standing(self) -> Status:
-        if self._clocks.rule.teams * self._clocks.rule.parties > 1:
+        if self._clocks.rule.teams * self._clocks.rule.server_groups > 1:
             return Status(rounds=0, is_complete=False)  # teams know nothing of each other's steps
         begun = self._before.begun() if self._before else []
         # What waits for a norm that nobody has put together yet is made again.
