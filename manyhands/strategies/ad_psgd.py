@@ -17,7 +17,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from manyhands.strategies.extras import Background, OpenReplica
+from manyhands.strategies.extras import BackgroundComm, OpenReplica
 from manyhands.strategies.interface import Asked, Share, Steps, Strategy, Traits
 from manyhands.strategies.meetings import Meetings
 from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
@@ -41,7 +41,7 @@ class ADPSGD(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
-    def step(self, replica: OpenReplica, comm: Background, share: Share) -> float:
+    def step(self, replica: OpenReplica, comm: BackgroundComm, share: Share) -> float:
         loss = replica.backward(share)
         neighbours = replica.neighbours
         if replica.steps % self.every == 0:
@@ -55,7 +55,7 @@ class ADPSGD(Strategy):
             replica.apply()
         return loss
 
-    def agree(self, replica: OpenReplica, comm: Background) -> None:
+    def agree(self, replica: OpenReplica, comm: BackgroundComm) -> None:
         if comm.size > replica.neighbours.size:
             state = replica.keep(Meetings)
             most = comm.most_of(state.meetings)

@@ -22,7 +22,7 @@ MOMENTUM = "momentum_buffer"  # as torch.optim.SGD calls it
 
 
 @dataclass
-class Block:
+class BlockStart:
     """What every worker keeps: w and Δ."""
 
     block_start: "Tensor"
@@ -42,10 +42,10 @@ class BlockMomentum(Periodic):
         within(0, 10, lr=self.lr)
         within(0, 1, momentum=self.momentum)
 
-    def begin(self, replica: WithMomentum) -> Block:
+    def begin(self, replica: WithMomentum) -> BlockStart:
         params = replica.params
         return replica.keep(
-            lambda: Block(block_start=params.clone(), block_delta=params.new_zeros(len(params)))
+            lambda: BlockStart(block_start=params.clone(), block_delta=params.new_zeros(len(params)))
         )
 
     def meet(self, replica: WithMomentum, comm: CommView) -> None:

@@ -12,7 +12,7 @@ makes late gradients overshoot, and this takes most of it back. A pause waits fo
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.strategies.extras import Background
+from manyhands.strategies.extras import BackgroundComm
 from manyhands.strategies.interface import Asked, ReplicaView, Share, Steps, Strategy, Traits
 from manyhands.strategies.refusals import one_gradient_per_step
 
@@ -39,7 +39,7 @@ class DoubleBuffer(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
-    def step(self, replica: ReplicaView, comm: Background, share: Share) -> float:
+    def step(self, replica: ReplicaView, comm: BackgroundComm, share: Share) -> float:
         state, params = replica.keep(InFlight), replica.params
         if self.predict:  # gradients at x_{t−1} + 2 (x_t − x_{t−1}); the parameters themselves stay
             last = params.clone() if state.last is None else state.last
@@ -58,12 +58,12 @@ class DoubleBuffer(Strategy):
         self._apply(replica, late)
         return loss
 
-    def agree(self, replica: ReplicaView, comm: Background) -> None:
+    def agree(self, replica: ReplicaView, comm: BackgroundComm) -> None:
         self._apply(replica, comm.finish_sum())
         state = replica.keep(InFlight)  # the next step begins as the first one did
         state.own, state.samples, state.last = None, (0.0, 0.0), None
 
-    def regroup(self, replica: ReplicaView, comm: Background, *, is_new: bool) -> None:
+    def regroup(self, replica: ReplicaView, comm: BackgroundComm, *, is_new: bool) -> None:
         """The workers that are left sum again; what the others had used in that step counts as not used."""
         state = replica.keep(InFlight)
         if state.own is not None:

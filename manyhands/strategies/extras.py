@@ -30,7 +30,7 @@ class LineSearch(ReplicaView, Protocol):
 
 
 class Numbers(CommView, Protocol):
-    """For `all-reduce`, `tournament` and `sandblaster`: numbers, flags and copies beside vectors."""
+    """For `all-reduce` and `tournament`, and part of Coordinated: numbers, flags and copies beside vectors."""
 
     def sum_of(self, value: float) -> float: ...
     def any_(self, flags: Tensor) -> Tensor: ...
@@ -38,7 +38,7 @@ class Numbers(CommView, Protocol):
     def swap_numbers(self, peer: int, values: Sequence[float]) -> list[float]: ...
 
 
-class Background(CommView, Protocol):
+class BackgroundComm(CommView, Protocol):
     """For `double-buffer`, `hogwild` and `ad-psgd`: one sum or swap that goes on while the worker computes."""
 
     def start_sum(self, vector: Tensor) -> None: ...
@@ -124,7 +124,7 @@ if TYPE_CHECKING:  # the type checker sees here that the real ones offer all thi
     ) -> tuple[LineSearch, HostReplica, OpenReplica, Candidate, WithMomentum, Descending]:
         return real, real, real, real, real, real
 
-    def _comm(real: Comm) -> tuple[Numbers, Background, Grouped]:
+    def _comm(real: Comm) -> tuple[Numbers, BackgroundComm, Grouped]:
         return real, real, real
 
     def _servers(real: DirectFleet) -> tuple[DirectServers, Coordinated]:

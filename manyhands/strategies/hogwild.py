@@ -14,7 +14,7 @@ round apart, and a pause completes the round that some have begun.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.strategies.extras import Background, HostReplica
+from manyhands.strategies.extras import BackgroundComm, HostReplica
 from manyhands.strategies.interface import Asked, Share, Steps, Strategy, Traits
 from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
@@ -44,7 +44,7 @@ class Hogwild(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
-    def step(self, replica: HostReplica, comm: Background, share: Share) -> float:
+    def step(self, replica: HostReplica, comm: BackgroundComm, share: Share) -> float:
         loss = replica.backward(share)
         replica.apply()
         if self.average_every and comm.size > 1 and replica.leads and comm.sum_is_done():
@@ -53,7 +53,7 @@ class Hogwild(Strategy):
                 self._begin_round(replica, comm)
         return loss
 
-    def agree(self, replica: HostReplica, comm: Background) -> None:
+    def agree(self, replica: HostReplica, comm: BackgroundComm) -> None:
         if replica.leads:
             state = replica.keep(Rounds)
             if comm.most_of(state.rounds) > state.rounds:
@@ -62,14 +62,14 @@ class Hogwild(Strategy):
             comm.mean_(replica.params)
             state.rounds = 0
 
-    def _begin_round(self, replica: HostReplica, comm: Background) -> None:
+    def _begin_round(self, replica: HostReplica, comm: BackgroundComm) -> None:
         self._finish_round(replica, comm)
         state = replica.keep(Rounds)
         state.copy, state.mean = replica.params.clone(), replica.params.clone()
         comm.start_sum(state.mean)
         state.rounds += 1
 
-    def _finish_round(self, replica: HostReplica, comm: Background) -> None:
+    def _finish_round(self, replica: HostReplica, comm: BackgroundComm) -> None:
         comm.finish_sum()
         state = replica.keep(Rounds)
         if state.copy is not None and state.mean is not None:

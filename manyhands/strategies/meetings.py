@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.extras import Background, OpenReplica
+from manyhands.strategies.extras import BackgroundComm, OpenReplica
 from manyhands.strategies.partners import partner
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class Meetings:
     meetings: int = 0  # begun; at a pause the same on all workers
     copy: "Tensor | None" = None  # what this worker has sent, in the meeting that is in flight
 
-    def meet(self, replica: OpenReplica, comm: Background) -> None:
+    def meet(self, replica: OpenReplica, comm: BackgroundComm) -> None:
         """Finish the last meeting, and begin the next."""
         self.finish(replica, comm)
         self.meetings += 1
@@ -27,7 +27,7 @@ class Meetings:
                 self.copy = replica.params.clone()
             comm.start_swap(peer, self.copy)
 
-    def finish(self, replica: OpenReplica, comm: Background) -> None:
+    def finish(self, replica: OpenReplica, comm: BackgroundComm) -> None:
         """Both get the mean of the two copies, and keep what they have learned since: x ← x + (theirs − copy) / 2."""
         theirs = comm.finish_swap()
         if theirs is not None and self.copy is not None:

@@ -41,7 +41,7 @@ class Sandblaster(Served):
         portions, losses = servers.portions(share, self.portion), list[float]()
 
         def evaluate() -> float:
-            losses.append(self._evaluate(replica, servers, share, portions))
+            losses.append(self._loss(replica, servers, share, portions))
             return losses[-1]
 
         def coordinate() -> float:
@@ -59,9 +59,7 @@ class Sandblaster(Served):
                 evaluate()
         return losses[0] if losses else float("nan")
 
-    def _evaluate(
-        self, replica: ReplicaView, servers: Coordinated, share: Share, portions: Portions
-    ) -> float:
+    def _loss(self, replica: ReplicaView, servers: Coordinated, share: Share, portions: Portions) -> float:
         """The loss over all portions, of which this worker computes as many as it comes to."""
         taken = 0
 
