@@ -172,7 +172,7 @@ def run(
             replace=replace,
             stall_s=stall_s,
             group_size=placements.parse(placement).mesh(workers).members,
-            replicas_equal=strategies.parse(strategy).synchronous,
+            replicas_equal=strategies.parse(strategy).traits.synchronous,
         ),
         on_event=events.append,
         servers=servers,
