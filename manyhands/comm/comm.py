@@ -32,11 +32,13 @@ class Spanned(Protocol):
     @property
     def gated(self) -> bool: ...
 
+    used: Tensor
+
     def receive(self) -> None: ...
 
 
-class Served(Protocol):
-    """What a strategy sees of the servers: push gradients, pull parameters, wait."""
+class ServerAccess(Protocol):
+    """What a worker sees of the servers: push gradients, pull parameters, wait."""
 
     def wait(self) -> None:
         """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
@@ -71,11 +73,11 @@ class Served(Protocol):
         worker that has not changed its copy itself."""
 
     def leave(self, take_part: Callable[[Any], object]) -> None:
-        """Nobody need wait for this worker until all workers have paused; `take_part(share)` makes a step, where
-        neighbours that have data cannot do without this worker."""
+        """The servers need not wait for this worker until all workers have paused; `take_part(share)` makes a step
+        where workers of its host that have data need it."""
 
 
-class ServedDirectly(Served, Protocol):
+class DirectServerAccess(ServerAccess, Protocol):
     """What a worker sees of the servers that speaks with them for itself alone."""
 
     def give(self, gradient: Tensor, used: Tensor) -> None:
@@ -108,6 +110,11 @@ class Sums:
         self._replica = replica
 
     def __iter__(self) -> Iterator[Any]:
+        # A parameter that got a gradient on any replica is updated on all.
+        self._replica.used = self._comm.any_(self._replica.used)
+        return self._complete()
+
+    def _complete(self) -> Iterator[Any]:
         if self._comm.size > 1:
             self._comm.sum_(self._replica.grads)
         yield from self._replica.owned
@@ -118,7 +125,7 @@ class Comm:
 
     rank = 0
     size = 1
-    servers: Served | None = None  # where the run has some
+    servers: ServerAccess | None = None  # where the run has some
     _started: Tensor | None = None  # the sum that may be under way
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
@@ -126,7 +133,7 @@ class Comm:
         return torch.zeros(length, dtype=dtype)
 
     def give_back(self, vector: Tensor) -> None:
-        """Return the memory of a `vector`, whose contents are lost; all must, and nobody may still use it."""
+        """Return the memory of a `vector`, whose contents are lost; all workers must, and none may still use it."""
 
     def sum_(self, vector: Tensor) -> None:
         """The sum over all replicas, the same bits everywhere."""
@@ -150,7 +157,7 @@ class Comm:
         return float(row.max())
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """Everyone's bytes, by rank."""
+        """The bytes of every worker, by rank."""
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(payload)
         self.sum_(sizes)
@@ -164,11 +171,11 @@ class Comm:
         return [blob[begin:end] for begin, end in itertools.pairwise(edges)]
 
     def swap(self, peer: int, vector: Tensor) -> Tensor:
-        """A pair of replicas exchange vectors; returns the other's. All call it equally often: whoever has no partner
-        names itself, and gets its own."""
+        """A pair of replicas exchange vectors; returns the other's. All call it equally often: a replica without a
+        partner names itself, and gets its own vector."""
         if peer != self.rank:
             raise UsageError(
-                "pairs of workers meet in the memory of a host, or between hosts: use --device cpu"
+                "pairs of workers exchange through the memory of a host, or between hosts: use --device cpu"
             )
         return vector.clone()
 
@@ -180,8 +187,8 @@ class Comm:
 
     def start_swap(self, peer: int, vector: Tensor) -> None:
         """Begin a swap with a replica of another host that may go on while the caller computes; at most one at a time,
-        begun by the two whenever each likes. Until `finish_swap` nobody may touch the vector."""
-        raise UsageError("pairs of workers meet between hosts: use --device cpu")
+        begun by the two whenever each is ready. Until `finish_swap` neither may touch the vector."""
+        raise UsageError("pairs of workers exchange between hosts: use --device cpu")
 
     def swap_is_done(self) -> bool:
         """Whether `finish_swap` would not have to wait."""
@@ -192,8 +199,8 @@ class Comm:
         return None
 
     def start_sum(self, vector: Tensor) -> None:
-        """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may
-        touch the vector."""
+        """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` no
+        process may touch the vector."""
         self.sum_(vector)
         self._started = vector
 
@@ -209,7 +216,7 @@ class Comm:
     def near(self, groups: int | None = None) -> "Comm":
         """The workers of this worker's host, or of its group where all workers form `groups`, as a comm of its own."""
         if self.size > 1:
-            raise UsageError("groups of workers meet in the memory of a host: use --device cpu")
+            raise UsageError("groups of workers exchange through the memory of a host: use --device cpu")
         return self
 
     def sums(self, replica: Spanned) -> Sums:
