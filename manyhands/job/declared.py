@@ -131,7 +131,7 @@ def load(plan: Plan) -> tuple[data.Data, nn.Module]:
 
 
 def _example(plan: Plan, samples: data.Data) -> Any:
-    """A batch on which a placement may measure the model; where every worker has all of it, nobody reads one."""
+    """A batch on which a placement may measure the model; where every worker has all of it, none reads one."""
     if plan.mesh().members == 1:
         return None
     return gather(samples.train, torch.arange(min(plan.batch, len(samples.train))), 0)
