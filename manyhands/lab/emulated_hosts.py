@@ -57,7 +57,7 @@ class EmulatedHosts:
                 _call("ip", "netns", "add", namespace)
                 # Interfaces go with their namespace, so this is all there is to undo.
                 undo.callback(_call, "ip", "netns", "delete", namespace)
-            for bridge in ("bridge0", "bridge1"):  # the second is for hosts that are parted from the others
+            for bridge in ("bridge0", "bridge1"):  # the second is for those who are parted from the others
                 _in(self._switch, "link", "add", bridge, "type", "bridge")
                 _in(self._switch, "link", "set", bridge, "up")
             for host in range(self.count):
@@ -81,7 +81,7 @@ class EmulatedHosts:
         return "eth0"
 
     def cut(self, host: int) -> None:
-        """Pull the host's cable: it keeps its address and hears no other host."""
+        """Pull the host's cable: it keeps its address, and no message reaches it."""
         _in(self._switch, "link", "set", _port(host), "down")
 
     def heal(self, host: int) -> None:
