@@ -48,7 +48,7 @@ def begin(
 ) -> Generation:
     replica, comm, servers = built
     # With elastic servers, the servers know what each worker has used.
-    counted_elsewhere = lockstep or (servers is not None and servers.roam)
+    counted_elsewhere = lockstep or (servers is not None and servers.is_elastic)
     return Generation(
         world=world,
         replica=replica,

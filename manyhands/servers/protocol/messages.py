@@ -10,6 +10,8 @@ import msgspec
 
 from manyhands.replica.state import packing
 
+PARAMS, GRADIENT, BEFORE = "params", "gradient", "before"  # names of vectors; the last: before the step
+
 Serial = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
 
 
