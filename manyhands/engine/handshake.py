@@ -2,8 +2,9 @@
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -13,7 +14,7 @@ from manyhands.cluster.worker.world import World
 from manyhands.engine.engine import Engine
 from manyhands.engine.generation import Generation
 from manyhands.errors import UsageError
-from manyhands.replica.optimizer.updates import hyper_parameters, set_hyper_parameters
+from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
 
 # What a worker has come for.
 STEP, END_OF_DATA, EVALUATE, SAVE, RESUME, FINISH = range(6)
@@ -28,6 +29,8 @@ WORDS = (
 
 # What a worker asks all workers to do, once the step is made; the later includes the earlier.
 NOTHING, SAVE_NOW, LEAVE = range(3)
+
+_NO_NUMBERS = (bool, str, type(None))
 
 # By rank: purpose, samples, digest of the settings, rounds used, change, what the worker asks for.
 Rows = list[list[float]]
@@ -67,7 +70,8 @@ class Answers:
 
 
 class Handshake:
-    """One exchange of all workers; `wait` returns when those of other hosts have answered too."""
+    """One exchange of all workers. Those of this host have answered when it begins; `wait` returns when those of other
+    hosts have answered too."""
 
     answers: Answers
 
@@ -123,26 +127,45 @@ def begin(engine: Engine, purpose: int, *, samples: int = 0) -> Handshake:
     # What a script has not used by the end of a loop it does not want.
     used = engine.feed.drawn if purpose in (STEP, END_OF_DATA) else engine.feed.used
     asks = wish(engine, purpose, engine.progress.steps + 1)
-    follows = optimizer if engine.traits.same_settings and generation.world.size > 1 else None
-    row = [float(number) for number in (purpose, samples, _digest(follows), used, change, asks)]
-    return Handshake(_exchange(generation, row), generation, follows)
-
-
-def _digest(optimizer: Optimizer | None) -> int:
-    """Of the optimizer's settings, where they must be the same on all workers."""
-    if optimizer is None:
-        return 0
-    values = hyper_parameters(optimizer)
-    return zlib.crc32(struct.pack(f"{len(values)}d", *values))
-
-
-def _exchange(generation: Generation, row: list[float]) -> Callable[[], Rows]:
-    """Begin the exchange; calling what it returns waits for other hosts. A worker that is alone has said it all."""
     world = generation.world
-    if world.size == 1 or generation.one_host:
-        rows = [row] if world.size == 1 else world.host.exchange(row)
-        return lambda: rows
-    return world.start_exchange(row)
+    follows = optimizer if world.size > 1 and engine.traits.same_settings else None
+    digest = _digest(engine, follows.param_groups) if follows else 0
+    row = [float(purpose), float(samples), float(digest), float(used), float(change), float(asks)]
+    if world.size > 1 and not generation.one_host:
+        return Handshake(world.start_exchange(row), generation, follows)
+    rows = world.host.exchange(row) if world.size > 1 else [row]
+    handshake = Handshake(lambda: rows, generation, follows)
+    handshake.wait()
+    return handshake
+
+
+def _digest(engine: Engine, groups: list[dict[str, Any]]) -> int:
+    """Of the optimizer's settings, which must be the same on all workers; they seldom change from step to step."""
+    values = [value for group in groups for name, value in group.items() if name != "params"]
+    known, digest = engine.told_settings
+    if values != known:
+        fixed = _numbers(values)
+        numbers = hyper_parameters(engine.training.optimizer) if fixed is None else fixed
+        digest = zlib.crc32(struct.pack(f"{len(numbers)}d", *numbers))
+        engine.told_settings = (None if fixed is None else values), digest
+    return digest
+
+
+def _numbers(values: Iterable[Any]) -> list[float] | None:
+    """As `hyper_parameters` finds them; None where a tensor or a list may change in place."""
+    numbers: list[float] = []
+    for value in values:
+        kind = type(value)
+        if kind is float or kind is int:
+            numbers.append(value)
+        elif kind is tuple:
+            inner = _numbers(value)
+            if inner is None:
+                return None
+            numbers += inner
+        elif kind not in _NO_NUMBERS:
+            return None
+    return numbers
 
 
 def wish(engine: Engine, purpose: int, steps: int) -> int:
@@ -151,8 +174,8 @@ def wish(engine: Engine, purpose: int, steps: int) -> int:
         return LEAVE
     interval = engine.save_every
     if purpose == STEP and interval and interval.is_due(engine.progress, steps=steps):
-        return max(engine.doing, SAVE_NOW)
-    return engine.doing
+        return max(engine.answering, SAVE_NOW)
+    return engine.answering
 
 
 def _check_same_samples(rows: Rows, copies: int) -> None:

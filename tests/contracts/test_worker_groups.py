@@ -32,8 +32,8 @@ from tests.contracts.test_strategies import (
     plainly,
     two_groups,
 )
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 MOMENTUM = functools.partial(two_groups, OPTIMIZERS["momentum"])
 
@@ -84,7 +84,7 @@ def run(
                 groups.append(len(session.engine.generation.servers.groups))
                 updates.append(sum(report.updates for report in counted) // groups[-1])
         session.close()
-        staleness.append(session.engine.staleness)
+        staleness.append(session.engine.totals.staleness if session.engine.totals else None)
         return [param.detach().clone() for param in net.parameters()]
 
     staleness: list[Any] = []

@@ -16,7 +16,9 @@ from torch.optim import Optimizer
 
 from manyhands import telemetry
 from manyhands.replica.layout import Place, Span
-from manyhands.replica.optimizer.updates import Updates, is_element_wise, named_numbers, set_named_numbers
+from manyhands.replica.optimizer.abilities import is_element_wise
+from manyhands.replica.optimizer.hyper_parameters import named_numbers, set_named_numbers
+from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.state import packing
 from manyhands.servers.process.backup import Backup
 from manyhands.servers.process.exchange import Exchange, Reply

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from manyhands import telemetry
 from manyhands.replica.layout import Span
-from manyhands.replica.optimizer.updates import named_numbers
+from manyhands.replica.optimizer.hyper_parameters import named_numbers
 from manyhands.replica.replica import Replica, Share
 from manyhands.servers.protocol.messages import Done, Finish, Leave, Meet, Push
 from manyhands.servers.protocol.ownership import SpanGroup
