@@ -9,7 +9,7 @@ from manyhands import telemetry
 from manyhands.replica.layout import Span
 from manyhands.replica.optimizer.hyper_parameters import named_numbers
 from manyhands.replica.replica import Replica, Share
-from manyhands.servers.protocol.messages import Done, Finish, Leave, Meet, Push
+from manyhands.servers.protocol.messages import Done, Leave, Meet, Push
 from manyhands.servers.protocol.ownership import SpanGroup
 from manyhands.servers.protocol.push_notes import NoNotes, PushNotes, round_key
 from manyhands.servers.worker.clipping import Unclipped
@@ -178,6 +178,7 @@ class Servers:
         self._send_push(group, mean.missing, mean.seen, max(1, self._samples))
 
     def _send_push(self, group: SpanGroup, missing: set[int], seen: int, samples: int) -> None:
+        settings = self._news(group.server)
         vector, rows = self._gradients.packed(group) if samples else (None, None)
         push = Push(
             number=next(self.connections.numbers),
@@ -187,7 +188,7 @@ class Servers:
             samples=samples,
             missing=tuple(sorted(missing)),
             rows=rows,
-            settings=self._news(group.server),
+            settings=settings,
             used=self.used,
         )
         key = round_key(self._speaker.generation, self._rounds + 1)
@@ -205,8 +206,7 @@ class Servers:
     def _end_step(self) -> None:
         if self.deferrals.groups:
             self.deferrals.end_step()
-        for server in self.connections.servers:
-            self.connections.send(server, Finish(number=next(self.connections.numbers), step=self._steps))
+        self.connections.finish(self._steps)
         self._steps += 1
         self._pushed.clear()
         self._await_step()

@@ -13,6 +13,7 @@ from manyhands.servers.protocol.messages import (
     Answer,
     Applied,
     Done,
+    Finish,
     Hello,
     Norm,
     Pull,
@@ -129,6 +130,11 @@ class ServerConnections:
         self._connections[group.server].send(encode(message), vector)
         telemetry.count("pushes", 1)
         self.listen()
+
+    def finish(self, step: int) -> None:
+        """Tell all servers that this worker has pushed all of a step."""
+        for connection in self._connections:
+            connection.send(encode(Finish(number=next(self.numbers), step=step)))
 
     def listen(self) -> None:
         """Take what has come without waiting."""
