@@ -46,7 +46,9 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
         ("manyhands list strategies", "other ways to distribute it"),
     ]
     if out is not None:
-        again = "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).repeatable
+        again = (
+            "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).traits.repeatable
+        )
         tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", again))
     width = max(len(command) for command, _ in tries)
     for command, why in tries:

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.world import World
-from manyhands.comm.comm import Comm, Served
+from manyhands.comm.comm import Comm, ServerAccess
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost, ServersLost, UsageError
 from manyhands.replica.part import Part
@@ -121,7 +121,7 @@ def _orphaned(world: World, arena: Arena, scheme: Scheme, service: Service) -> l
     ]
 
 
-def _seen_by_worker(world: World, servers: Servers | None, service: Service) -> Served | None:
+def _seen_by_worker(world: World, servers: Servers | None, service: Service) -> ServerAccess | None:
     """The servers as strategies see them on this worker."""
     if not service.cached:
         return servers
@@ -189,7 +189,7 @@ def _reconcile_elastic(servers: Servers, replica: Replica, world: World, service
     world.comm.sum_of(0.0)
 
 
-def _served(world: World) -> Served:
+def _served(world: World) -> ServerAccess:
     if world.comm.servers is None:
         raise UsageError("this run has no servers; start it with --servers 1")
     return world.comm.servers
@@ -238,7 +238,7 @@ def used_by(
     return [here.get(rank, found.used.get(rank, 0)) for rank in range(before.size)]
 
 
-def go_on(servers: Served, before: Served | None, world: World, *, counts: bool) -> None:
+def go_on(servers: ServerAccess, before: ServerAccess | None, world: World, *, counts: bool) -> None:
     """A generation begins: workers keep what they deferred in the one before; `counts` is whether a step that was
     in flight then is not made again."""
     if isinstance(servers, Servers):
