@@ -52,8 +52,7 @@ class ServerAccess(Protocol):
     def finish(self) -> None:
         """All gradients of this step are pushed."""
 
-    @property
-    def keeps_back(self) -> bool:
+    def defers(self) -> bool:
         """Whether gradients of some layers wait here for a later push."""
 
     def go_on(self, rounds: int) -> None:
@@ -63,7 +62,7 @@ class ServerAccess(Protocol):
         """How many steps all servers must have applied for this worker to have made so many in this generation."""
 
     def flush(self) -> object:
-        """Push what was kept back, of layers that are not pushed in every step."""
+        """Push what was deferred, of layers that are not pushed in every step."""
 
     def settle(self) -> None:
         """Return when the servers have applied all that this worker has pushed."""
@@ -75,28 +74,6 @@ class ServerAccess(Protocol):
     def leave(self, take_part: Callable[[Any], object]) -> None:
         """The servers need not wait for this worker until all workers have paused; `take_part(share)` makes a step
         where workers of its host that have data need it."""
-
-
-class DirectServerAccess(ServerAccess, Protocol):
-    """What a worker sees of the servers that speaks with them for itself alone."""
-
-    def give(self, gradient: Tensor, used: Tensor) -> None:
-        """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
-
-    def minimize(self, gradient: Callable[[], float]) -> float:
-        """One step of the user's L-BFGS; `gradient` has all workers evaluate the loss where the parameters are now."""
-
-    def offer(self, portions: int) -> None:
-        """Begin an evaluation of so many portions, or end the step with none; all that was asked before is done."""
-
-    def take(self) -> int | None:
-        """The next portion; None when there is none left."""
-
-    def add(self) -> None:
-        """Add this worker's gradient to that of the evaluation; returns when it is there."""
-
-    def meet(self) -> None:
-        """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
 
 
 class Sums:

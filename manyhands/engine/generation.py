@@ -49,7 +49,7 @@ def _fleet(comm: Comm, servers: Servers | None) -> Fleet | None:
     if comm.servers is None:
         return None
     if servers is not None and comm.servers is servers:
-        return DirectFleet(servers, comm, server_groups=servers.server_groups)
+        return DirectFleet(servers, comm)
     return Fleet(comm.servers, comm)
 
 

@@ -163,8 +163,8 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
         engine.feed.audit.used += work.places
         # What a worker keeps that servers do not have is gone if it dies.
         fleet = generation.fleet
-        holds_back = fleet is not None and (fleet.holds_back or bool(replica.kept))
-        commit(engine, work, handshake, loss, Safety(meets and not holds_back, groups))
+        defers = fleet is not None and (fleet.defers() or bool(replica.kept))
+        commit(engine, work, handshake, loss, Safety(meets and not defers, groups))
 
     # A worker whose replica is its own needs no other worker between two exchanges.
     together = engine.traits.lockstep and (meets or not generation.is_whole or not generation.is_own)

@@ -42,6 +42,7 @@ from manyhands.servers.transport.local_socket import _address
 from manyhands.servers.transport.tcp import TcpConnection, TcpPort, make_keys
 from manyhands.servers.worker import connecting
 from manyhands.servers.worker.client import Servers
+from manyhands.servers.worker.server_connections import answer
 
 WORKERS = 2
 GROUP_BYTES = 1 << 14
@@ -539,7 +540,7 @@ def test_bytes_are_a_message_or_not(content: bytes) -> None:
     with contextlib.suppress(NotAMessage):
         assert encode(messages.request(content))
     with contextlib.suppress(NotAMessage):
-        assert encode(messages.answer(content))
+        assert encode(answer(content))
 
 
 _small = st.integers(-2, 5)
@@ -619,7 +620,7 @@ class _Mouth:
             yield said
 
     def send(self, worker: int, content: bytes, vector: torch.Tensor | None) -> None:
-        messages.answer(content)
+        answer(content)
 
     def forget(self, worker: int) -> None: ...
 

@@ -333,8 +333,9 @@ Answer = (
     | Refusal
 )
 
+NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+decode_answer: Callable[[bytes], Any] = msgspec.msgpack.Decoder(Answer).decode
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
-_answers: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
 
 
 class NotAMessage(Exception):
@@ -357,13 +358,8 @@ def request(content: bytes) -> Request:
     return said
 
 
-def answer(content: bytes) -> Answer:
-    said: Answer = _decode(_answers, content)
-    return said
-
-
 def _decode(decoder: "msgspec.msgpack.Decoder[Any]", content: Any) -> Any:
     try:
         return decoder.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_DECODED as error:
         raise NotAMessage(str(error)) from None

@@ -56,6 +56,13 @@ class ServerGroup:
         """Whether a worker's parameters are the very memory that servers update: all of them are on its host."""
         return len(self.local_servers(rank)) == self.rank_info.servers and not rule.fetches
 
+    def speaks_for(self, *, cached: bool) -> int:
+        """For how many workers this one speaks, if it does: itself, or all of its host."""
+        if not cached:
+            return 1
+        ranks = self.neighbours.beside(self.rank_info.rank)
+        return sum(rank < self.rank_info.workers for rank in ranks)
+
     def speakers(self, *, cached: bool) -> tuple[int, ...]:
         """The workers that speak with the servers: all, or the first of each host for the others."""
         hosts = self.neighbours.workers(self.rank_info)

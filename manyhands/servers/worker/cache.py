@@ -51,14 +51,15 @@ class SpokenFor:
 class HostServers:
     """The servers as the workers of one host see them, where all workers of all hosts take every step together."""
 
-    keeps_back = False  # what the worker that speaks defers is in the host's memory
-
     def __init__(self, host: Host, servers: Servers | SpokenFor) -> None:
         self._host = host
         self._servers = servers
         self._rounds_before = 0  # steps that were made in generations before this one
         self._flushes = 0  # in this one
         self._serial = 0  # steps and flushes in all generations
+
+    def defers(self) -> bool:
+        return False  # what the worker that speaks defers is in the host's memory
 
     def go_on(self, rounds: int) -> None:
         self._rounds_before = rounds

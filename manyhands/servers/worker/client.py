@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -12,14 +13,15 @@ from manyhands.replica.replica import Replica, Share
 from manyhands.servers.protocol.messages import Done, Leave, Meet, Push
 from manyhands.servers.protocol.ownership import SpanGroup
 from manyhands.servers.protocol.push_notes import NoNotes, PushNotes, round_key
-from manyhands.servers.worker.clipping import Unclipped
 from manyhands.servers.worker.deferral import Deferral, Deferrals
+from manyhands.servers.worker.push_clipping import Unclipped
 from manyhands.servers.worker.reconcile import Reconciled
 from manyhands.servers.worker.server_connections import ServerConnections
 from manyhands.servers.worker.shared_evaluation import SharedEvaluation
 from manyhands.servers.worker.worker_vectors import OutgoingGradients, ServedParameters
 
 Settings = list[dict[str, list[float]]]
+_PLAIN = (float, int, bool, str, type(None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,8 @@ class Servers:
         self._late: list[SpanGroup] = []  # complete, and not yet pushed
         self._samples = 1  # of the step in flight
         self._given: Sequence[int] = replica.arrived  # by parameter: whether the push has a gradient of it
-        self._settings: Settings = named_numbers(replica.optimizer)
+        self._settings: Settings = []
+        self._values: list[Any] | None = None  # of the optimizer's settings, where none can change in place
         self._told: list[Settings] = [[] for _ in connections.servers]
         self._rounds = 0  # steps that were gathered from all workers and applied
         self._rounds_before = 0  # of those, in generations before this one
@@ -112,8 +115,16 @@ class Servers:
         """The share of a step that is to be pushed."""
         self._samples = share.samples
         self._given = self._replica.arrived
-        self._settings = named_numbers(self._replica.optimizer)
+        self._read_settings()
         return share
+
+    def _read_settings(self) -> None:
+        """The optimizer's settings, which seldom change; servers hear them from worker 0."""
+        groups = self._replica.optimizer.param_groups if self.leads else ()
+        values = [value for group in groups for name, value in group.items() if name != "params"]
+        if values != self._values:
+            self._settings = named_numbers(self._replica.optimizer)
+            self._values = values if all(type(value) in _PLAIN for value in values) else None
 
     def _free(self, span: Span) -> None:
         """Before gradients of a span are written where those of the last step were: wait until these are applied.
@@ -144,7 +155,7 @@ class Servers:
         self._gradients.load(gradient)
         self._given = used.tolist()
         self._samples = int(any(self._given))
-        self._settings = named_numbers(self._replica.optimizer)
+        self._read_settings()
         for span in self._replica.spans:
             self.push(span)
         self._finish(self._given)
@@ -232,8 +243,7 @@ class Servers:
             self._end_step()
         return bool(waiting)
 
-    @property
-    def keeps_back(self) -> bool:
+    def defers(self) -> bool:
         """Whether gradients of some layers wait here for a later push."""
         return any(one.steps for one in self.deferrals.by_group.values())
 
@@ -298,20 +308,6 @@ class Servers:
         """Leave without goodbye: the generation is over, and another one comes."""
         for connections in (self.connections, *self.orphaned):
             connections.drop()
-
-    # An evaluation of the loss that the workers divide among them
-
-    def minimize(self, gradient: Callable[[], float]) -> float:
-        return self.evaluation.minimize(gradient)
-
-    def offer(self, portions: int) -> None:
-        self.evaluation.begin(portions)
-
-    def take(self) -> int | None:
-        return self.evaluation.next_portion()
-
-    def add(self) -> None:
-        self.evaluation.add_gradient()
 
 
 class AsynchronousServers(Servers):

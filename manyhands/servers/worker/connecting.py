@@ -28,8 +28,8 @@ from manyhands.servers.worker.client import (
     Servers,
     Speaker,
 )
-from manyhands.servers.worker.clipping import ClippedAlone, ClippedTogether, Unclipped
 from manyhands.servers.worker.deferral import Deferrals
+from manyhands.servers.worker.push_clipping import ClippedAlone, ClippedTogether, Unclipped
 from manyhands.servers.worker.server_connections import ServerConnections
 from manyhands.servers.worker.worker_vectors import (
     CopiedParameters,
@@ -114,8 +114,6 @@ def servers_of(
     connections: ServerConnections,
     vectors: StartVectors,
     replica: Replica,
-    *,
-    speaks_for: int = 1,
 ) -> Servers:
     """The servers as this worker sees them, in the variant that fits the service and the run."""
     rank_info, groups, rule = group.rank_info, scheme.groups, service.rule
@@ -140,7 +138,7 @@ def servers_of(
             number=rank_info.rank,
             generation=rank_info.generation,
             server_groups=rule.server_groups,
-            speaks_for=speaks_for,
+            speaks_for=group.speaks_for(cached=service.cached),
             notes=PushNotes(memory) if memory is not None and is_replaced else NoNotes(),
         ),
         groups,

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from manyhands.comm.comm import Comm, DirectServerAccess, ServerAccess
+from manyhands.comm.comm import Comm, ServerAccess
 from manyhands.replica.portions import pool
 from manyhands.replica.share import Share
+from manyhands.servers.worker.client import Servers
 
 
 class Fleet:
@@ -19,12 +20,7 @@ class Fleet:
         # What every step calls goes straight to the connection.
         self.wait, self.held = servers.wait, servers.held
         self.push, self.finish = servers.push, servers.finish
-        self.settle = servers.settle
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether gradients of some layers wait here for a later push."""
-        return self._servers.keeps_back
+        self.settle, self.defers = servers.settle, servers.defers
 
     def pull(self, *, whole: bool = True) -> None:
         """All parameters as the servers have them now; if not `whole`, of tables only the rows that have changed."""
@@ -45,14 +41,14 @@ class Fleet:
 class DirectFleet(Fleet):
     """The servers, for a worker that speaks with them for itself alone."""
 
-    def __init__(self, servers: DirectServerAccess, comm: Comm, *, server_groups: int) -> None:
+    def __init__(self, servers: Servers, comm: Comm) -> None:
         super().__init__(servers, comm)
-        self._server_groups = server_groups
         self._direct = servers
-        self.offer, self.take, self.add = servers.offer, servers.take, servers.add
+        evaluation = servers.evaluation
+        self.offer, self.take, self.add = evaluation.begin, evaluation.next_portion, evaluation.add_gradient
 
     def agree(self) -> None:
-        if self._server_groups > 1:
+        if self._direct.server_groups > 1:
             self.settle()
             for _ in range(2):  # first all that is known comes together, then all server groups know it
                 self.comm.sum_of(0.0)
@@ -71,4 +67,4 @@ class DirectFleet(Fleet):
 
     def minimize(self, gradient: Callable[[], float]) -> float:
         """One step of the user's L-BFGS; `gradient` has all workers evaluate the loss where the parameters are now."""
-        return self._direct.minimize(gradient)
+        return self._direct.evaluation.minimize(gradient)

@@ -52,11 +52,8 @@ def join(
         raise UsageError("servers serve one session: a script that uses them can make only one")
     if next(model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    host, arena, rank_info = world.host, arena or world.host.arena, world.rank_info
-    if part:
-        group = server_group_of_part(rank_info, world.neighbours, peers)
-    else:
-        group = own_server_group(rank_info, world.neighbours, service.rule.server_groups)
+    host, arena = world.host, arena or world.host.arena
+    group = _server_group(world, service, peers if part else None)
     scheme = _scheme(model, optimizer, group, service, arena, part=part, has_begun=has_begun)
     rank = group.rank_info.rank
     speaker, allocate = (host.ranks[0], host.allocate) if service.cached else (rank, ordinary)
@@ -82,15 +79,19 @@ def join(
     )
     servers = None
     if connections is not None:
-        speaks_for = host.size if service.cached else 1
-        servers = servers_of(
-            group, arena, scheme, service, connections, vectors, replica, speaks_for=speaks_for
-        )
+        servers = servers_of(group, arena, scheme, service, connections, vectors, replica)
         if world.rank == 0 and part is None:
             servers.orphaned = _orphaned(world, arena, scheme, service)
     world.comm.servers = _seen_by_worker(world, servers, service)
     _start(servers, replica, world, service, has_begun=has_begun)
     return replica, world.comm, servers
+
+
+def _server_group(world: World, service: Service, peers: Sequence[Sequence[int]] | None) -> ServerGroup:
+    """This worker's; where replicas are in parts, `peers` are the workers that have the same part."""
+    if peers is not None:
+        return server_group_of_part(world.rank_info, world.neighbours, peers)
+    return own_server_group(world.rank_info, world.neighbours, service.rule.server_groups)
 
 
 def _scheme(

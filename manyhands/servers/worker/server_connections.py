@@ -10,12 +10,14 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
 from manyhands.servers.protocol.messages import (
+    NOT_DECODED,
     Answer,
     Applied,
     Done,
     Finish,
     Hello,
     Norm,
+    NotAMessage,
     Pull,
     Push,
     Put,
@@ -23,7 +25,7 @@ from manyhands.servers.protocol.messages import (
     Request,
     Values,
     WorkerBye,
-    answer,
+    decode_answer,
     encode,
 )
 from manyhands.servers.protocol.ownership import SpanGroup
@@ -204,3 +206,12 @@ class ServerConnections:
         self._closed = True
         for connection in self._connections:
             connection.close(linger=False)
+
+
+def answer(content: bytes) -> Answer:
+    """What a server said."""
+    try:
+        said: Answer = decode_answer(content)
+    except NOT_DECODED as error:
+        raise NotAMessage(str(error)) from None
+    return said
