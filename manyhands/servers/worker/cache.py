@@ -94,7 +94,7 @@ class HostServers:
     def leave(self, take_part: Callable[[Share], object]) -> None:
         while any(row[0] for row in self._host.exchange([0.0])):
             self._met = True
-            take_part(Share(parts=(), total=lambda: 0.0))
+            take_part(Share(parts=(), samples=0, total=lambda: 0.0))
         self.flush()
         if self._line:
             self._line.leave(take_part)
