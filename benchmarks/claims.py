@@ -106,6 +106,10 @@ FAMILIES = {
         "Training, earlier runs",
         "Older code or an older method, kept to show how far runs of one benchmark differ.",
     ),
+    "before": (
+        "Ours beside ours as it was",
+        "The same jobs by the code of this commit and of an earlier one, in turns.",
+    ),
     "collectives": (
         "Sums over the processes of one host",
         'Ratios are of speeds: above 1 ours is faster. "Ours" sums a vector in the host\'s memory '

@@ -28,8 +28,8 @@ Summary = dict[str, Any]
 _INTRODUCTION = """# Benchmarks
 
 `make numbers` makes this page and README's table from the summaries in
-[`benchmarks/results`](../benchmarks/results); a test compares them. `make bench` measures everything
-again and writes the summaries. Raw runs go to `benchmarks/raw`, which git ignores.
+[`benchmarks/results`](../benchmarks/results); a test compares them. `make bench` measures
+everything again and writes the summaries. Raw runs go to `benchmarks/raw`, which git ignores.
 
 A ratio is taken in each round, in which all contenders have their turn. The tables give the median
 of the rounds' ratios, and in brackets the lowest and the highest. A summary also has every round's
@@ -93,7 +93,7 @@ def page(summaries: dict[str, Summary]) -> str:
     }
     machines = list(dict.fromkeys(machine(summary) for summary in summaries.values()))
     named = {text: f"machine {number}" for number, text in enumerate(machines, 1)}
-    parts = [_INTRODUCTION, "".join(f"* {name}: {text}\n" for text, name in named.items())]
+    parts = [_INTRODUCTION, "".join(fill(f"* {name}: {text}", "  ") for text, name in named.items())]
     parts += ["## At a glance\n", overview([each for members in ordered.values() for each in members])]
     for prefix, members in ordered.items():
         heading, about = FAMILIES[prefix]
@@ -233,8 +233,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def fill(text: str) -> str:
-    return textwrap.fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False) + "\n"
+def fill(text: str, indent: str = "") -> str:
+    """Lines of at most so many columns; all but the first are indented."""
+    lines = textwrap.wrap(
+        text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines) + "\n"
 
 
 def main(words: Sequence[str] | None = None) -> None:

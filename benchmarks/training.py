@@ -2,10 +2,19 @@
 
 python benchmarks/training.py
 python benchmarks/training.py --jobs mlp resnet50 --contenders ours ddp
+python benchmarks/training.py --before cb3a127     ours beside ours as it was at that commit
 """
 
+import argparse
 import math
+import os
 import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import arguments, say, show, write
@@ -17,6 +26,7 @@ from turns import Start, Turn, in_turns
 from manyhands.cluster.launcher import cores
 from manyhands.cluster.launcher.cores import CoreLayout
 
+ROOT = Path(__file__).parent.parent
 SCRIPT = "train_worker.py"
 BATCH = 32
 WARM_UP = 3  # steps
@@ -29,6 +39,7 @@ TITLES = {
     "unconnected": "no communication, 2 processes",
     "in-step": "no communication, each waiting for the slower",
     "two-threads": "plain PyTorch, 2 threads",
+    "before": "ours at an earlier commit, 2 workers",
     "ours-mortal": "ours, 2 workers, if one's death were the end",
     "ours-alone": "ours, 1 worker",
     "plain-alone": "plain PyTorch, 1 thread",
@@ -63,6 +74,34 @@ def runners(job: list[str], keep_memory: bool = False) -> dict[str, tuple[Start,
     }
 
 
+@contextmanager
+def checkout(commit: str | None) -> Iterator[Path]:
+    """A folder with the files of a commit, gone afterwards; without one, this folder."""
+    if commit is None:
+        yield ROOT
+        return
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "checkout"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
+        try:
+            yield folder
+        finally:
+            subprocess.run([*git, "remove", "--force", str(folder)], check=True)
+
+
+def earlier(folder: Path, job: list[str]) -> tuple[Start, int]:
+    """Ours as another checkout of it is, by that checkout's own benchmark."""
+
+    def start(more: list[str]) -> object:
+        code = "import sys, training; training.runners(sys.argv[1:3])['ours'][0](sys.argv[3:])"
+        environ = {**os.environ, "PYTHONPATH": str(folder)}
+        command = [sys.executable, "-c", code, *job, *more]
+        return subprocess.run(command, cwd=folder / "benchmarks", env=environ, check=True)
+
+    return start, 2
+
+
 def samples_per_second(workers: list[dict[str, Any]]) -> float:
     """Over all processes of a contender."""
     losses = [value for worker in workers for value in worker["losses"]]
@@ -79,7 +118,8 @@ def in_step(pair: list[dict[str, Any]]) -> float:
 
 
 def ratios(job: Job, rates: dict[str, list[float]]) -> list[Ratio]:
-    pairs = [("ours", other) for other in ("ddp", "unconnected", "two-threads", "ours-mortal")]
+    others = ("before", "ddp", "unconnected", "two-threads", "ours-mortal")
+    pairs = [("ours", other) for other in others]
     pairs += [("in-step", "unconnected"), ("ours", "in-step"), ("ours-alone", "plain-alone")]
     targets = {**job.targets, "plain-alone": WITHIN} if job.targets else {}
     return [
@@ -134,23 +174,29 @@ def main() -> None:
     parser.add_argument(
         "--keep-memory", action="store_true", help="let the others keep freed memory too, as our workers do"
     )
+    parser.add_argument("--before", metavar="COMMIT", help="only ours, and ours as it was at that commit")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.steps = 1, 2
     say(cores.text(cores.layout(2, 1)))
+    with checkout(options.before) as folder:
+        measure(options, folder)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
     results: dict[str, Any] = {}
     found: dict[str, Findings] = {}
     for name in options.jobs:
-        job = JOBS[name]
-        started = {
-            contender: how
-            for contender, how in runners(["--job", name], options.keep_memory).items()
-            if contender in options.contenders
-        }
+        job, title = JOBS[name], f"training-{name}"
+        possible = runners(["--job", name], options.keep_memory)
+        started = {contender: how for contender, how in possible.items() if contender in options.contenders}
+        if options.before:
+            started = {"before": earlier(folder, ["--job", name]), "ours": possible["ours"]}
+            title = f"before-{name}"
         raw = in_turns(started, name, rounds=options.rounds, steps=options.steps, warm_up=WARM_UP)
-        found[f"training-{name}"] = findings(job, raw)
-        show(found[f"training-{name}"])
-        results[name] = {"turns": raw, "ratios": [line.record() for line in found[f"training-{name}"].ratios]}
+        found[title] = findings(job, raw)
+        show(found[title])
+        results[name] = {"turns": raw, "ratios": [line.record() for line in found[title].ratios]}
         write(options, benchmark="training", results=results, summaries=found)
 
 

@@ -13,7 +13,8 @@ from manyhands.placement.placed import PlacedModel
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.updates import needs_closure
 from manyhands.replica.replica import Loss, Replica
-from manyhands.servers import joint
+from manyhands.servers.protocol.service import Service
+from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
 from manyhands.strategies import Strategy
 
@@ -46,13 +47,12 @@ def compose(
                 "clip_norm limits the norm over all parts of a replica, and each part has servers of its own; leave it "
                 "out, or choose a strategy without servers"
             )
-        replica, comm, line = joint.join(
+        replica, comm, line = joining.join(
             model,
             optimizer,
             loss,
             peers,
-            strategy,
-            clip_norm,
+            service_of(strategy, clip_norm),
             has_begun=has_begun,
             arena=world.host.arena,
             part=part,
@@ -93,6 +93,19 @@ def compose(
     )
     placed.settle(replica)
     return replica, comm, None
+
+
+def service_of(strategy: Strategy, clip_norm: float | None) -> Service:
+    """What the strategy asks of the servers."""
+    if strategy.rule is None:
+        raise UsageError(f"{type(strategy).__name__} uses no servers; leave --servers out")
+    return Service(
+        rule=strategy.rule,
+        clip_norm=clip_norm,
+        every_of=strategy.every_of,
+        cached=strategy.cached,
+        copies=strategy.copies,
+    )
 
 
 def same_model(shapes: list[Any], world: World) -> None:

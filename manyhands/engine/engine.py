@@ -24,7 +24,7 @@ from manyhands.errors import PeerLost, UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.replica import Replica
 from manyhands.replica.state.inheritance import Undo
-from manyhands.servers import joint
+from manyhands.servers.worker import reports
 from manyhands.strategies import Asked
 
 
@@ -118,7 +118,7 @@ class Engine:
         staleness = float(self.strategy.updates_late(self.world.size, len(self.world.hosts)))
         with contextlib.suppress(PeerLost):
             if self.generation.servers:
-                staleness = joint.staleness(self.generation.servers.reports())["mean"]
+                staleness = reports.staleness(self.generation.servers.reports())["mean"]
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
             staleness=staleness,

@@ -18,7 +18,7 @@ from manyhands.errors import PeerLost, TornUpdate
 from manyhands.replica.replica import Replica
 from manyhands.replica.state.inheritance import inherit
 from manyhands.replica.state.state import spread
-from manyhands.servers import joint
+from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
 
 Built = tuple[Replica, Comm, Servers | None]
@@ -147,7 +147,7 @@ def _reconcile(engine: Engine, world: World, servers: Served, before: Served | N
     if engine.transaction and counts:
         engine.transaction.complete()
     engine.transaction = None
-    joint.go_on(servers, before, world, counts=counts)
+    joining.go_on(servers, before, world, counts=counts)
 
 
 def _settle_data(engine: Engine, world: World, old: Replica | None, servers: Servers | None) -> None:
@@ -155,7 +155,7 @@ def _settle_data(engine: Engine, world: World, old: Replica | None, servers: Ser
     if servers is None or not servers.roam or engine.traits.lockstep:
         return
     feed = engine.feed
-    used = joint.used_by(servers, world, engine.world, feed.progress, was_here=old is not None)
+    used = joining.used_by(servers, world, engine.world, feed.progress, was_here=old is not None)
     if used and old is not None and feed.data is not None:
         feed.note_progress(used)
         feed.commit()

@@ -17,7 +17,7 @@ from manyhands.errors import CheckpointError
 from manyhands.replica.state import history
 from manyhands.replica.state.per_worker import hand_out_apart
 from manyhands.replica.state.state import distribute, owners_differ
-from manyhands.servers import joint
+from manyhands.servers.worker import saved_state
 
 
 def resume(engine: Engine, directory: Path) -> dict[str, Any] | None:
@@ -44,7 +44,7 @@ def _load_replica(engine: Engine, tensors: dict[str, Tensor], record: dict[str, 
     placed, replica = engine.placed, engine.replica
     peers, states = placed.peers, record["optimizer"]
     if engine.served:
-        joint.distribute(engine.generation.servers, replica, peers, placed.parts(tensors), states)
+        saved_state.distribute(engine.generation.servers, replica, peers, placed.parts(tensors), states)
     else:
         own: dict[str, Tensor] = {}
         own_states = states

@@ -16,7 +16,7 @@ from manyhands.errors import Diverged
 from manyhands.replica.state import history, state
 from manyhands.replica.state.per_worker import differing
 from manyhands.replica.state.state import States, owners_differ
-from manyhands.servers import joint
+from manyhands.servers.worker import saved_state
 
 
 def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> None:
@@ -82,7 +82,7 @@ def _only_numbers(engine: Engine) -> None:
 def collect(engine: Engine) -> tuple[dict[str, Tensor], States]:
     """The state of the optimizer, and what the strategy keeps, as a checkpoint holds it."""
     if engine.served:
-        return joint.collect(engine.generation.servers, engine.replica, engine.placed.peers)
+        return saved_state.collect(engine.generation.servers, engine.replica, engine.placed.peers)
     return state.collect(engine.replica, engine.placed.peers)
 
 

@@ -20,6 +20,7 @@ from manyhands.cluster.worker.member import Member, Regroup
 from manyhands.cluster.worker.world import ServerContext, World
 from manyhands.data.loading import moved, prefetch, samples_in, split
 from manyhands.engine import evaluate, intervals, join, pause, resume, save, worker_process
+from manyhands.engine.build import service_of
 from manyhands.engine.elastic import recover
 from manyhands.engine.engine import Engine, admit
 from manyhands.engine.evaluate import Measure
@@ -30,7 +31,8 @@ from manyhands.engine.step import StepInput, attempt_of
 from manyhands.engine.summary import own_bytes, summarize, write_summary
 from manyhands.errors import CheckpointError, PeerLost, UsageError
 from manyhands.replica.part import Loss
-from manyhands.servers import joint
+from manyhands.servers.process.startup import be_a_server
+from manyhands.servers.worker.reports import report, staleness
 
 T = TypeVar("T")
 
@@ -427,9 +429,9 @@ class Session:
         rows = engine.world.exchange(own_bytes())
         engine.total_bytes = [sum(column) for column in zip(*rows, strict=True)]
         if engine.served:
-            reports = joint.report(engine.generation.servers, engine.world)
+            reports = report(engine.generation.servers, engine.world)
             engine.total_bytes[0] += sum(one.bytes_sent for one in reports)
-            engine.staleness = joint.staleness(reports)
+            engine.staleness = staleness(reports)
 
     def __enter__(self) -> "Session":
         return self
@@ -446,14 +448,13 @@ class Session:
 def _serve(training: Training, settings: Settings, context: ServerContext, member: Member | None) -> NoReturn:
     """This process is a server: it serves until the run ends."""
     mesh = placements.parse(settings.placement).mesh(context.rank_info.workers)
-    joint.be_a_server(
+    be_a_server(
         context,
         training.model,
         training.optimizer,
-        strategies.parse(settings.strategy),
-        settings.clip_norm,
-        settings.out,
-        local.INVITATION in os.environ,
-        () if mesh.members == 1 else mesh.peers(),
-        lambda first: join.contexts(member, first),
+        service_of(strategies.parse(settings.strategy), settings.clip_norm),
+        out=settings.out,
+        survives=local.INVITATION in os.environ,
+        peers=() if mesh.members == 1 else mesh.peers(),
+        contexts=lambda first: join.contexts(member, first),
     )

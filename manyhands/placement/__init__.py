@@ -56,7 +56,7 @@ def _admit_servers(name: str, mesh: Mesh, strategy: Strategy, servers: int) -> N
             "choose a strategy without servers"
         )
     rule = strategy.rule
-    if strategy.cached or (rule and rule.teams * rule.parties > 1):
+    if strategy.cached or (rule and rule.teams * rule.server_groups > 1):
         raise UsageError(
             f"{name} has servers for each of the {mesh.members} parts of a replica, which serve their workers "
             "one by one; choose a strategy without groups and caches"

@@ -75,7 +75,7 @@ class WorkerGroups(Strategy):
             gathers=True,
             teams=self.groups // self.server_groups,
             bound=bound,
-            parties=self.server_groups,
+            server_groups=self.server_groups,
             exchange_every=self.exchange_every,
         )
 

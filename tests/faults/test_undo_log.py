@@ -98,31 +98,39 @@ def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> to
     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def worker(rank: int, fd: int, job: Job, fault: Fault, folder: Path) -> None:
-    """Train until the fault; a survivor leaves behind what it then has."""
+def worker(rank: int, fd: int, job: Job, fault: Fault | None, folder: Path) -> None:
+    """Train until the fault, and save what a survivor has then; without a fault, what each worker has after a step."""
     rank_info = RankInfo(rank=rank, size=WORKERS, servers=0, launcher="test", arena_fd=fd)
     model, optimizer = build(job)
     session = session_of(model, optimizer, loss, world=World(rank_info), clip_norm=job.clip_norm, logged=True)
     assert session.engine.replica.takes_factors == (job.clip_norm is None and job.optimizer != "adafactor")
     try:
         for step in range(1, STEPS + 1):
-            if rank == fault.who and step == FATAL_STEP:
+            if fault and rank == fault.who and step == FATAL_STEP:
                 arm(session, fault)
             inputs, targets = samples(step)
             session.step((inputs[rank::WORKERS], targets[rank::WORKERS]))
+            if not fault:
+                torch.save(contents(session, model), folder / f"worker-{rank}-step-{step}")
     except PeerLost:
+        assert fault
         steps = session.engine.replica.recover({fault.who})
-        state = {
-            f"{name}/{key}": session.engine.replica.updates.vectors[key][place.start : place.stop]
-            if value is None
-            else value
-            for place in session.engine.replica.layout.places
-            for name, values in session.engine.replica.updates.export().items()
-            if name == place.name
-            for key, value in values.items()
-        }
-        params = {name: param.detach().clone() for name, param in model.named_parameters()}
-        torch.save({"steps": steps, "params": params, "state": state}, folder / f"survivor-{rank}")
+        torch.save({"steps": steps, **contents(session, model)}, folder / f"survivor-{rank}")
+
+
+def contents(session: Session, model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor]]:
+    """The parameters, and the optimizer state that this worker knows."""
+    replica = session.engine.replica
+    known = replica.updates.export()
+    state = {
+        f"{place.name}/{key}": replica.updates.vectors[key][place.start : place.stop].clone()
+        if value is None
+        else value
+        for place in replica.layout.places
+        for key, value in known.get(place.name, {}).items()
+    }
+    params = {name: param.detach().clone() for name, param in model.named_parameters()}
+    return {"params": params, "state": state}
 
 
 def arm(session: Session, fault: Fault) -> None:
@@ -177,7 +185,8 @@ def arm_pass(replica: Any, fault: Fault, die: Callable[[], None]) -> None:
 
 def run_all(folder: Path) -> None:
     """Every case in turn, its workers forks of this process: PyTorch is loaded once."""
-    for job, fault in CASES:
+    undisturbed = [(job, None) for job in dict.fromkeys(job for job, _ in CASES)]
+    for job, fault in [*undisturbed, *CASES]:
         place = folder / f"{job}-{fault}"
         place.mkdir()
         fd = os.memfd_create("test")
@@ -187,7 +196,7 @@ def run_all(folder: Path) -> None:
         (place / "codes").write_text(repr(codes))
 
 
-def _fork(rank: int, fd: int, job: Job, fault: Fault, place: Path) -> int:
+def _fork(rank: int, fd: int, job: Job, fault: Fault | None, place: Path) -> int:
     if pid := os.fork():
         return pid
     signal.alarm(60)  # nobody waits for ever
@@ -208,30 +217,43 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("job", "fault"), CASES, ids=str)
 def test_survivors_have_a_whole_step(job: Job, fault: Fault, cases: Path) -> None:
+    """To the bit what the same workers have after that step if none of them dies."""
     place = cases / f"{job}-{fault}"
     expected = [-signal.SIGKILL if rank == fault.who else 0 for rank in range(WORKERS)]
     assert (place / "codes").read_text() == repr([int(code) for code in expected]), (
         "it fired, the others live"
     )
     whole = FATAL_STEP - 1 if fault.when == "backward" else FATAL_STEP
-    model, optimizer = build(job)
-    for step in range(1, whole + 1):
-        optimizer.zero_grad()
-        loss(model, samples(step)).backward()
-        if job.clip_norm:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_norm)
-        optimizer.step()
+    undisturbed = after(whole, cases / f"{job}-None")
     for rank in set(range(WORKERS)) - {fault.who}:
         survivor = torch.load(place / f"survivor-{rank}", weights_only=True)
         assert survivor["steps"] == whole
-        for name, param in model.named_parameters():
-            _close(survivor["params"][name], param.detach())
-            for key, value in optimizer.state[param].items():
-                _close(survivor["state"][f"{name}/{key}"].view(value.shape), value)
+        for kind in ("params", "state"):
+            assert survivor[kind].keys() == undisturbed[kind].keys()
+            different = [
+                name
+                for name, value in undisturbed[kind].items()
+                if not torch.equal(value, survivor[kind][name])
+            ]
+            assert not different
 
 
-def _close(ours: torch.Tensor, plain: torch.Tensor) -> None:
-    assert float((ours - plain).norm()) <= 2e-6 * float(plain.norm()) + 1e-9
+@pytest.mark.parametrize("job", dict.fromkeys(job for job, _ in CASES), ids=str)
+def test_the_fatal_step_changes_everything(job: Job, cases: Path) -> None:
+    """So that survivors of half a step, or of another one, differ."""
+    before, now = (after(step, cases / f"{job}-None") for step in (FATAL_STEP - 1, FATAL_STEP))
+    assert now["state"]
+    for kind, known in now.items():
+        assert not [name for name, value in known.items() if torch.equal(value, before[kind][name])]
+
+
+def after(step: int, place: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """What all workers together have after so many steps."""
+    found: dict[str, dict[str, torch.Tensor]] = {"params": {}, "state": {}}
+    for rank in range(WORKERS):
+        one = torch.load(place / f"worker-{rank}-step-{step}", weights_only=True)
+        found = {kind: known | one[kind] for kind, known in found.items()}
+    return found
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def _turns(case: Case) -> int:
     if strategy.lockstep or strategy.cached:
         return 1
     rule = strategy.rule
-    return rule.teams * rule.parties if rule and rule.gathers else case.workers
+    return rule.teams * rule.server_groups if rule and rule.gathers else case.workers
 
 
 def _run_placement(case: Case) -> list[tuple[list[float], bytes]]:

@@ -18,8 +18,8 @@ from manyhands.comm.transports.arena import Arena
 from manyhands.servers.process.exchange import Exchange, Reply
 from manyhands.servers.protocol.consistency import OutOfTurn
 from manyhands.servers.protocol.messages import Done, Gain, Level, Meet
-from manyhands.servers.protocol.server_group import own_party
-from manyhands.servers.transport.host_memory import HostMemory
+from manyhands.servers.protocol.server_group import own_server_group
+from manyhands.servers.transport.host_memory import HostMemory, Sizes
 
 COUNT = 3
 LENGTH = 4  # of a group
@@ -42,7 +42,8 @@ class Crowd:
         ]
         self.every = every
         self.parties = [
-            own_party(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), COUNT) for rank_info in rank_infos
+            own_server_group(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), COUNT)
+            for rank_info in rank_infos
         ]
         self.arena_of = [
             next(arena for arena, ranks in zip(self.arenas, hosts, strict=True) if rank_info.rank in ranks)
@@ -79,12 +80,8 @@ class Crowd:
     def memory(self, arena: Arena, number: int) -> HostMemory:
         return HostMemory(
             arena,
-            length=len(GROUPS) * LENGTH,
-            dtype=torch.float64,
-            groups=4,
-            workers=2 + COUNT,
-            states=(),
-            party=number,
+            Sizes(length=len(GROUPS) * LENGTH, dtype=torch.float64, groups=4, workers=2 + COUNT),
+            server_group=number,
         )
 
     def update(self, number: int, group: int, amount: float) -> None:
@@ -254,7 +251,7 @@ def test_parties_divide_workers_by_host_and_servers_alike() -> None:
     numbers = {}
     for rank in range(8):
         rank_info = RankInfo(rank=rank, size=8, servers=2, launcher="test")
-        party = own_party(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), 2)
+        party = own_server_group(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), 2)
         numbers[rank] = party.number, party.rank_info.rank
         assert (party.rank_info.size, party.rank_info.servers) == (4, 1)
         assert party.neighbours.hosts == ((0, 1, 2, 3),), "each host has its own server"

@@ -26,6 +26,7 @@ from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost
 from manyhands.replica.optimizer.updates import Updates
+from manyhands.servers.process import startup
 from manyhands.servers.process.exchange import Exchange
 from manyhands.servers.process.peer_servers import PeerPort
 from manyhands.servers.process.server import Server
@@ -34,11 +35,12 @@ from manyhands.servers.protocol import messages
 from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, stale
 from manyhands.servers.protocol.messages import Finish, Hello, NotAMessage, Pull, Push, encode
 from manyhands.servers.protocol.scheme import Scheme, describe
-from manyhands.servers.protocol.server_group import ServerGroup, own_party
-from manyhands.servers.transport import joining
-from manyhands.servers.transport.host_memory import HostMemory
+from manyhands.servers.protocol.server_group import ServerGroup, own_server_group
+from manyhands.servers.protocol.service import Service
+from manyhands.servers.transport.host_memory import HostMemory, Sizes
 from manyhands.servers.transport.local_socket import _address
 from manyhands.servers.transport.tcp import TcpConnection, TcpPort, make_keys
+from manyhands.servers.worker import connecting
 from manyhands.servers.worker.client import Servers
 
 WORKERS = 2
@@ -125,7 +127,7 @@ def running(
         station: Any = SimpleNamespace(rank_info=rank_infos[rank], neighbours=places, arena=arena)
         try:
             scheme = describe(model, optimizer, count, GROUP_BYTES)
-            joining.serve(station, model, optimizer, scheme, rule)
+            startup.serve(station, model, optimizer, scheme, Service(rule=rule))
         except BaseException as error:
             errors.append(error)
 
@@ -139,9 +141,9 @@ def running(
 
     def join(rank: int) -> None:
         places, arena = place(rank)
-        party = own_party(rank_infos[rank], places, rule.parties)
-        vectors = joining.own_vectors(party, arena, scheme, rule, rank, joining.ordinary)
-        found[rank] = joining.connect(party, arena, scheme, rule, vectors)
+        party = own_server_group(rank_infos[rank], places, rule.server_groups)
+        vectors = connecting.own_vectors(party, arena, scheme, rule, rank, connecting.ordinary)
+        found[rank] = connecting.connect(party, arena, scheme, Service(rule=rule), vectors)
         replica: Any = SimpleNamespace(
             arrived=[1] * len(scheme.layout.places),
             used=torch.ones(len(scheme.layout.places)),
@@ -628,7 +630,7 @@ class _Mouth:
         max_size=25,
     ),
     clips=st.booleans(),
-    rule=st.sampled_from([SYNC, ASYNC, stale(0), Consistency(gathers=True, parties=2)]),
+    rule=st.sampled_from([SYNC, ASYNC, stale(0), Consistency(gathers=True, server_groups=2)]),
 )
 def test_no_message_of_the_right_form_ends_a_server(
     told: list[tuple[int, Any, str]], clips: bool, rule: Consistency
@@ -652,7 +654,7 @@ def test_no_message_of_the_right_form_ends_a_server(
         near_grads=lambda worker: torch.zeros_like(params),
         awaits_scale=clips and rule.gathers,
         copies=range(WORKERS),
-        exchange=Exchange(PARTY, scheme.groups, 1, own, {}) if rule.parties > 1 else None,
+        exchange=Exchange(PARTY, scheme.groups, 1, own, {}) if rule.server_groups > 1 else None,
     )
     mouth: Any = _Mouth()
     server = Server(
@@ -660,7 +662,7 @@ def test_no_message_of_the_right_form_ends_a_server(
         [mouth],
         near=set(),
         workers=range(WORKERS),
-        guests=[GUEST] if rule.parties > 1 else [],
+        guests=[GUEST] if rule.server_groups > 1 else [],
         lines=PeerPort((), lambda number: pytest.fail("there is nobody to reach")),
         digest=0,
     )
@@ -682,7 +684,7 @@ def test_the_near_door_wants_the_secret_of_the_memory() -> None:
     from manyhands.servers.transport.local_socket import LocalConnection, LocalPort
 
     arena = Arena(os.memfd_create("test"))
-    memory = HostMemory(arena, length=16, dtype=torch.float32, groups=1, workers=1, states=())
+    memory = HostMemory(arena, Sizes(length=16, dtype=torch.float32, groups=1, workers=1))
     port = LocalPort(memory, 0)
     before = strangers()
     try:
@@ -715,7 +717,7 @@ def test_two_who_have_much_to_say_at_once_both_come_to_an_end() -> None:
     from manyhands.servers.transport.local_socket import LocalConnection, LocalPort
 
     arena = Arena(os.memfd_create("test"))
-    memory = HostMemory(arena, length=16, dtype=torch.float32, groups=1, workers=1, states=())
+    memory = HostMemory(arena, Sizes(length=16, dtype=torch.float32, groups=1, workers=1))
     port = LocalPort(memory, 0)
     worker = LocalConnection(memory, 0)
     much = bytes(3_000_000)

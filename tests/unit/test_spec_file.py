@@ -44,7 +44,7 @@ def test_the_sections_that_name_something() -> None:
 
 
 def test_optimizers_are_those_of_the_code() -> None:
-    text = PAGE.read_text().partition("Optimizers: ")[2]
+    text = " ".join(PAGE.read_text().partition("Optimizers: ")[2].split())
     assert set(re.findall(r"`(\w+)`", text.partition(", with")[0])) == set(optimizers.OPTIMIZERS)
     assert {learning_rate.BASE, *learning_rate.BASE_OF.values()} == set(re.findall(r"`(\w+:lr=[^`]+)`", text))
     assert set(learning_rate.BASE_OF) == set(

@@ -24,9 +24,9 @@ from manyhands.servers.process.shard import Shard
 from manyhands.servers.protocol.consistency import Clocks, Consistency
 from manyhands.servers.protocol.messages import Hello, encode
 from manyhands.servers.protocol.scheme import Scheme
-from manyhands.servers.protocol.server_group import ServerGroup, own_party
-from manyhands.servers.transport.joining import computes_in_place, read, speakers, write
+from manyhands.servers.protocol.server_group import ServerGroup, own_server_group
 from manyhands.servers.transport.local_socket import LocalPort
+from manyhands.servers.transport.meeting import read, write
 from manyhands.servers.worker.client import Connection
 
 
@@ -44,7 +44,7 @@ def roam(
     holding: Backup | None = None
     shard: Shard | None = None
     for context in contexts:
-        party = own_party(context.rank_info, context.neighbours, 1)
+        party = own_server_group(context.rank_info, context.neighbours, 1)
         if holding is None:
             # Stations are closed with their generations, and what the server has stays.
             lasting = Arena(os.dup(context.arena.fd))
@@ -102,7 +102,7 @@ def _shard(
     rank_info, memory = party.rank_info, scheme.memory(context.arena, party)
     assert rank_info.server is not None
     holding.begin_generation(rank_info.generation, follows=context.follows)
-    workers = speakers(party, cached=False)
+    workers = party.speakers(cached=False)
     near = set(party.neighbours.beside(rank_info.rank)).intersection(workers)
     return Shard(
         rank_info.server,
@@ -115,7 +115,7 @@ def _shard(
         versions=memory.versions(len(scheme.groups)),
         near_grads=memory.grads,
         awaits_scale=clip_norm is not None and rule.gathers,
-        copies=[rank for rank in workers if not computes_in_place(rank, party, rule)],
+        copies=[rank for rank in workers if not party.computes_in_place(rank, rule)],
         holding=holding,
         copier=lambda server: _copier(party, server),
         before=before,
@@ -131,7 +131,7 @@ def _server(context: ServerContext, party: ServerGroup, scheme: Scheme, copies: 
     rank_info, index = party.rank_info, party.rank_info.server
     assert index is not None
     ranks = party.neighbours.beside(rank_info.rank)
-    workers = speakers(party, cached=False)
+    workers = party.speakers(cached=False)
     near = set(ranks).intersection(workers)
     groups = scheme.assigned(party, copies).groups
     owners = {rank_info.workers + group.server for group in groups if group.copy == index}

@@ -27,7 +27,7 @@ class Consistency:
     """Whether workers compute on copies of their own, which they fetch when they like; otherwise every push is
     answered with the parameters, and on one host there is nothing to fetch."""
 
-    parties: int = 1
+    server_groups: int = 1
     """How many server groups there are, each with all parameters and with `teams` of its own."""
     exchange_every: int = 1
     """Updates of a group of spans after which a server group tells the others."""
@@ -35,7 +35,7 @@ class Consistency:
     @property
     def weighs(self) -> bool:
         """Whether servers weight gathered gradients by samples: teams do not meet, so members know only their own."""
-        return self.gathers and self.teams * self.parties > 1
+        return self.gathers and self.teams * self.server_groups > 1
 
 
 SYNC = Consistency(gathers=True, bound=0)

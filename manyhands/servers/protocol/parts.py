@@ -51,27 +51,27 @@ def outline(part: Part, optimizer: Optimizer) -> list[Held]:
     return found
 
 
-def tell(party: ServerGroup, arena: Arena, held: Iterable[Held]) -> None:
+def tell(group: ServerGroup, arena: Arena, held: Iterable[Held]) -> None:
     """By the first worker that has the part."""
     content = msgspec.json.encode(list(held))
-    store = party.neighbours.store
+    store = group.neighbours.store
     if store is not None:
         store.set("part", content)
         return
-    place = _place(party, arena)
+    place = _place(group, arena)
     place[_LENGTH.size : _LENGTH.size + len(content)] = content
     _LENGTH.pack_into(place, 0, len(content))  # last: from here on it can be read
 
 
-def told(party: ServerGroup, arena: Arena) -> list[Held]:
+def told(group: ServerGroup, arena: Arena) -> list[Held]:
     """By a server, which waits for it."""
-    store = party.neighbours.store
-    content = store.get("part") if store is not None else _read(_place(party, arena))
+    store = group.neighbours.store
+    content = store.get("part") if store is not None else _read(_place(group, arena))
     return msgspec.json.decode(content, type=list[Held])
 
 
-def _place(party: ServerGroup, arena: Arena) -> Any:
-    return arena.at(_BOARD + party.number * _PART_BYTES, _PART_BYTES)
+def _place(group: ServerGroup, arena: Arena) -> Any:
+    return arena.at(_BOARD + group.number * _PART_BYTES, _PART_BYTES)
 
 
 def _read(place: Any) -> bytes:

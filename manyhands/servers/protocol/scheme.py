@@ -9,15 +9,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands.comm.transports.arena import Arena
+from manyhands.errors import UsageError
 from manyhands.replica.layout import Layout, Span
 from manyhands.replica.optimizer.updates import vector_states
 from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids, trained
 from manyhands.replica.replica import SPAN_BYTES
 from manyhands.replica.state.slice_of import TensorSlice
-from manyhands.servers.protocol.ownership import GROUP_BYTES, SpanGroup, assign, share_out
+from manyhands.servers.protocol.ownership import GROUP_BYTES, LOTS, SpanGroup, assign, share_out
 from manyhands.servers.protocol.parts import Held
 from manyhands.servers.protocol.server_group import ServerGroup
-from manyhands.servers.transport.host_memory import HostMemory
+from manyhands.servers.transport.host_memory import HostMemory, Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,28 +33,31 @@ class Scheme:
     pieces: Mapping[str, TensorSlice] = field(default_factory=dict)
     """Where replicas are in parts: what of each parameter this part has."""
 
-    def assigned(self, party: ServerGroup, copies: int) -> "Scheme":
+    def assigned(self, group: ServerGroup, copies: int) -> "Scheme":
         """The same with the servers of a generation as owners, where servers come and go."""
-        rank_info = party.rank_info
+        rank_info = group.rank_info
         return replace(self, groups=assign(self.groups, rank_info.hosts[rank_info.workers :], copies))
 
     @property
     def spans(self) -> Sequence[Span]:
         return self.layout.spans
 
-    def memory(self, arena: Arena, party: ServerGroup, number: int | None = None) -> HostMemory:
-        """What the processes of one host have in common, of this party or of another."""
-        rows = party.rank_info.workers if party.rank_info.address else party.rank_info.rows
-        return HostMemory(
-            arena,
+    def memory(self, arena: Arena, group: ServerGroup, number: int | None = None) -> HostMemory:
+        """What the processes of one host have in common, of this server group or of another."""
+        rows = group.rank_info.workers if group.rank_info.address else group.rank_info.rows
+        sizes = Sizes(
             length=self.layout.length,
             dtype=self.dtype,
             groups=len(self.groups),
-            workers=rows + party.rank_info.servers + party.count,  # and guests
-            states=self.states,
             places=len(self.layout.places),
-            party=party.number if number is None else number,
-            generation=party.rank_info.generation if party.rank_info.address else 0,
+            states=self.states,
+            workers=rows + group.rank_info.servers + group.count,  # and peer servers
+        )
+        return HostMemory(
+            arena,
+            sizes,
+            server_group=group.number if number is None else number,
+            generation=group.rank_info.generation if group.rank_info.address else 0,
         )
 
 
@@ -98,3 +102,14 @@ def describe(
         digest=zlib.crc32(repr(facts).encode()),
         pieces=pieces,
     )
+
+
+def elastic_scheme(model: nn.Module, optimizer: Optimizer) -> Scheme:
+    """The scheme where servers come and go with their hosts: the same however many there are."""
+    scheme = describe(model, optimizer, LOTS)
+    if any(place.rows for place in scheme.layout.places):
+        raise UsageError(
+            "servers on hosts that come and go cannot keep tables of which only some rows travel; use sparse=False, "
+            "or torchrun, mpirun or Slurm instead of --hosts"
+        )
+    return scheme

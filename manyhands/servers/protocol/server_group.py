@@ -1,7 +1,7 @@
 """Server groups: all servers of one hold a whole copy of the parameters among them, and serve some of the workers.
 
-A server group and its workers are a **party**. Its processes number themselves as if they were alone in the run, so
-that whatever else there is about servers need not know that there are others.
+The processes of a server group, its workers included, number themselves as if they were alone in the run. Everything
+else about servers works inside one group, and need not know that there are others.
 """
 
 import itertools
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from manyhands.cluster.worker.rank_info import RankInfo
 from manyhands.cluster.worker.rendezvous import Neighbourhood
+from manyhands.servers.protocol.consistency import Consistency
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,35 +21,61 @@ class ServerGroup:
     """One server group with its workers, as one of its processes sees it."""
 
     number: int
-    count: int  # of all parties
+    count: int  # of all server groups
     rank_info: RankInfo
     neighbours: Neighbourhood
     near: frozenset[int]
-    """The other parties whose counterpart of this server is on this host; none for a worker."""
+    """The other groups whose counterpart of this server is on this host; none for a worker."""
     stores: tuple[Any, ...] = ()
-    """Where each party meets, if they meet at all."""
+    """The store in which each group meets, if it meets at all."""
 
     def guest(self, number: int) -> int:
-        """By which number another party's counterpart of a server is known here: those of this one come first."""
+        """By which number another group's counterpart of a server is known here: processes of this group come first."""
         return self.rank_info.rows + self.rank_info.servers + number
 
     @property
     def others(self) -> list[int]:
         return [number for number in range(self.count) if number != self.number] if self.count > 1 else []
 
+    @property
+    def own_server(self) -> int:
+        """Which server of the group this process is."""
+        server = self.rank_info.server
+        if server is None:
+            raise ValueError(f"rank {self.rank_info.rank} is a worker, not a server")
+        return server
 
-def own_party(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> ServerGroup:
+    def local_servers(self, rank: int) -> list[int]:
+        """The servers on a worker's host."""
+        ranks = self.neighbours.beside(rank)
+        return [
+            server for server in range(self.rank_info.servers) if self.rank_info.workers + server in ranks
+        ]
+
+    def computes_in_place(self, rank: int, rule: Consistency) -> bool:
+        """Whether a worker's parameters are the very memory that servers update: all of them are on its host."""
+        return len(self.local_servers(rank)) == self.rank_info.servers and not rule.fetches
+
+    def speakers(self, *, cached: bool) -> tuple[int, ...]:
+        """The workers that speak with the servers: all, or the first of each host for the others."""
+        hosts = self.neighbours.workers(self.rank_info)
+        return tuple(rank for ranks in hosts for rank in (ranks[:1] if cached else ranks))
+
+
+def own_server_group(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> ServerGroup:
     """About equal numbers of workers, in the order of the hosts, and equal ones of servers for each."""
     if count == 1:
         return ServerGroup(number=0, count=1, rank_info=rank_info, neighbours=neighbours, near=frozenset())
-    return _party(rank_info, neighbours, _workers(rank_info, neighbours, count))
+    return _server_group(rank_info, neighbours, _workers(rank_info, neighbours, count))
 
 
-def deserted_parties(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> list[ServerGroup]:
+def orphaned_server_groups(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> list[ServerGroup]:
     """Those that have no worker left, each as if this one were theirs."""
     divided = _workers(rank_info, neighbours, count)
     return [
-        _party(rank_info, neighbours, [[rank_info.rank] if other == number else [] for other in range(count)])
+        _server_group(
+            rank_info, neighbours, [[rank_info.rank] if other == number else [] for other in range(count)]
+        )
         for number, ranks in enumerate(divided)
         if not ranks
     ]
@@ -58,18 +85,20 @@ def _workers(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> list
     return _divided([rank for ranks in neighbours.workers(rank_info) for rank in ranks], count)
 
 
-def party_of_part(
+def server_group_of_part(
     rank_info: RankInfo, neighbours: Neighbourhood, peers: Sequence[Sequence[int]]
 ) -> ServerGroup:
     """Where replicas are in parts: the workers that have the same part, by `peers`, and as many servers for each part.
 
     Parts have nothing to tell each other: each is alone in the run.
     """
-    return replace(_party(rank_info, neighbours, peers), count=1, near=frozenset(), stores=())
+    return replace(_server_group(rank_info, neighbours, peers), count=1, near=frozenset(), stores=())
 
 
-def _party(rank_info: RankInfo, neighbours: Neighbourhood, workers: Sequence[Sequence[int]]) -> ServerGroup:
-    """The party of this process, of those with these workers and equally many servers each."""
+def _server_group(
+    rank_info: RankInfo, neighbours: Neighbourhood, workers: Sequence[Sequence[int]]
+) -> ServerGroup:
+    """The group of this process, of those with these workers and equally many servers each."""
     count = len(workers)
     servers = _divided(range(rank_info.workers, rank_info.size), count)
     members = [[*some, *own] for some, own in zip(workers, servers, strict=True)]

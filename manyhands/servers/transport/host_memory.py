@@ -7,7 +7,7 @@ nobody on this host writes (gradients of workers elsewhere, states of spans that
 
 import os
 import secrets
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,51 +18,50 @@ from manyhands.comm.transports.slots import Slots
 
 _BASE = 1 << 61  # what workers hand out among themselves, generation by generation, does not come near
 _MORE = 1 << 47  # from there to what servers hand out among themselves
-_PARTY = 1 << 48  # from one party's memory to the next
+_SERVER_GROUP = 1 << 48  # from one server group's memory to the next
 _ALIGN = 2 << 20  # a huge page
 _SECRET_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """All that decides where each vector lies; workers and servers have the same."""
+
+    length: int  # of the flat vector
+    dtype: torch.dtype
+    groups: int
+    places: int = 1
+    states: tuple[str, ...] = ()  # optimizer states with one element per parameter
+    workers: int
 
 
 class HostMemory:
     """The common vectors; each is mapped when first asked for."""
 
-    def __init__(
-        self,
-        arena: Arena,
-        *,
-        length: int,
-        dtype: torch.dtype,
-        groups: int,
-        workers: int,
-        states: Sequence[str],
-        places: int = 1,
-        party: int = 0,
-        generation: int = 0,
-    ) -> None:
+    def __init__(self, arena: Arena, sizes: Sizes, *, server_group: int = 0, generation: int = 0) -> None:
         self._arena = arena
-        self._party = party
-        self._generation = generation  # of servers that begin anew in each
-        self._dtype = dtype
-        self._length = length
+        self._sizes = sizes
+        self._server_group = server_group
+        self._generation = generation  # of elastic servers, which begin anew in each
         self._offsets: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._start = self._next = _BASE + party * _PARTY
+        self._start = self._next = _BASE + server_group * _SERVER_GROUP
         self._more = self._start + _MORE
-        self._notes = (workers, groups, places)
+        groups, places, workers = sizes.groups, sizes.places, sizes.workers
+        vector_bytes = sizes.length * sizes.dtype.itemsize
         self._place("secrets", os.sysconf("SC_PAGESIZE"))
         self._place("versions", groups * 8)
         # What depends on how many workers there are comes last: where that changes, the rest stays where it is.
-        names = ["params", *(f"state/{n}" for n in states), *(f"grads/{worker}" for worker in range(workers))]
-        for name in names:
-            self._place(name, length * dtype.itemsize)
+        states = [f"state/{name}" for name in sizes.states]
+        for name in ("params", *states, *(f"grads/{worker}" for worker in range(workers))):
+            self._place(name, vector_bytes)
         for name, size_bytes in (("rounds", groups * 8), ("samples", groups * 8), ("missing", places)):
             self._place(f"notes/{name}", workers * size_bytes)
-
         for number in range(2):
-            self._place(f"kept/{number}", length * dtype.itemsize)
-        self._place("kept/serials", 2 * 8)
-        self._place("kept/words", 2 * groups * 3 * 8)
-        self._place("kept/missing", 2 * places)
+            self._place(f"deferred/{number}", vector_bytes)
+        self._place("deferred/serials", 2 * 8)
+        self._place("deferred/words", 2 * groups * 3 * 8)
+        self._place("deferred/missing", 2 * places)
 
     def _place(self, name: str, size_bytes: int) -> None:
         self._offsets[name] = self._next
@@ -70,15 +69,15 @@ class HostMemory:
 
     @property
     def params(self) -> Tensor:
-        return self._vector("params", self._length, self._dtype)
+        return self._vector("params", self._sizes.length, self._sizes.dtype)
 
     def grads(self, worker: int) -> Tensor:
         """A worker's gradients, which the servers read."""
-        return self._vector(f"grads/{worker}", self._length, self._dtype)
+        return self._vector(f"grads/{worker}", self._sizes.length, self._sizes.dtype)
 
     def state(self, name: str) -> Tensor:
         """An optimizer state with one element per parameter."""
-        return self._vector(f"state/{name}", self._length, self._dtype)
+        return self._vector(f"state/{name}", self._sizes.length, self._sizes.dtype)
 
     def vector(self, name: str) -> Tensor:
         """A vector as messages name it: the parameters or a state."""
@@ -90,23 +89,25 @@ class HostMemory:
 
     def notes(self) -> tuple[Tensor, Tensor, Tensor]:
         """By worker and group the round and the samples of its last push; by worker and parameter what was missing."""
-        workers, groups, places = self._notes
+        workers, groups, places = self._sizes.workers, self._sizes.groups, self._sizes.places
         rounds = self._vector("notes/rounds", workers * groups, torch.int64).view(workers, groups)
         samples = self._vector("notes/samples", workers * groups, torch.int64).view(workers, groups)
         missing = self._vector("notes/missing", workers * places, torch.uint8).view(workers, places)
         return rounds, samples, missing
 
     @property
-    def kept(self) -> list[Tensor]:
-        """Two versions of the gradients that a worker keeps back for its host."""
-        return [self._vector(f"kept/{number}", self._length, self._dtype) for number in range(2)]
+    def deferred(self) -> list[Tensor]:
+        """Two versions of the gradients that a worker defers for its host."""
+        return [
+            self._vector(f"deferred/{number}", self._sizes.length, self._sizes.dtype) for number in range(2)
+        ]
 
-    def kept_words(self) -> tuple[Tensor, Tensor, Tensor]:
+    def deferred_words(self) -> tuple[Tensor, Tensor, Tensor]:
         """By version its serial; by version and group three words; by version and parameter what was missing."""
-        _, groups, places = self._notes
-        serials = self._vector("kept/serials", 2, torch.int64)
-        words = self._vector("kept/words", 2 * groups * 3, torch.int64).view(2, groups, 3)
-        return serials, words, self._vector("kept/missing", 2 * places, torch.uint8).view(2, places)
+        groups, places = self._sizes.groups, self._sizes.places
+        serials = self._vector("deferred/serials", 2, torch.int64)
+        words = self._vector("deferred/words", 2 * groups * 3, torch.int64).view(2, groups, 3)
+        return serials, words, self._vector("deferred/missing", 2 * places, torch.uint8).view(2, places)
 
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
         """More of it, zero-filled at first; all servers must ask, in the same order."""
@@ -136,7 +137,7 @@ class HostMemory:
     def name(self) -> str:
         """The same for all who share this memory, and for nobody else on this machine."""
         found = os.fstat(self._arena.fd)
-        return f"{found.st_dev:x}-{found.st_ino:x}-{self._party}-{self._generation}"
+        return f"{found.st_dev:x}-{found.st_ino:x}-{self._server_group}-{self._generation}"
 
     def _vector(self, name: str, length: int, dtype: torch.dtype) -> Tensor:
         made = self._tensors.get(name)

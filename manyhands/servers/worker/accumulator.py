@@ -22,8 +22,8 @@ class Accumulator:
 
     def __init__(self, memory: HostMemory, groups: Sequence[SpanGroup]) -> None:
         self._groups = [group for group in groups if group.every > 1]
-        self._vectors = memory.kept
-        serials, words, missing = memory.kept_words()
+        self._vectors = memory.deferred
+        serials, words, missing = memory.deferred_words()
         self._serials, self._words, self._missing = serials.numpy(), words.numpy(), missing.numpy()
 
     def put(self, serial: int, kept_back: Mapping[int, Deferral]) -> None:

@@ -125,7 +125,7 @@ class Servers:
         cupboard: Accumulator | None = None,
     ) -> None:
         self.worker = worker  # its number among those that these servers serve
-        self.parties = rule.parties
+        self.server_groups = rule.server_groups
         self.groups = tuple(groups)
         self.params = params
         self.grads = grads
@@ -154,7 +154,7 @@ class Servers:
         self._minimizer: Minimizer | None = None
         self._closed = False
         # Those of server groups that have no worker left, where this one speaks for them.
-        self.deserted: Sequence[Servers] = ()
+        self.orphaned: Sequence[Servers] = ()
         self.rounds = 0  # steps that were gathered from all workers and applied
         self._rounds_before = 0  # of those, in generations before this one
         self._flushes = 0  # of those, in this one, without a step of the session
@@ -512,7 +512,7 @@ class Servers:
         """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
         if self.leads:
             self._ask(lambda: Meet(number=self._number()))
-        for other in self.deserted:
+        for other in self.orphaned:
             other.meet()
 
     def leave(self, take_part: Callable[[Share], object]) -> None:
@@ -581,7 +581,7 @@ class Servers:
             line.send(encode(Resolve(number=self._number(), counts=counts or is_behind, factor=factor)))
         for line in self._lines:
             self._answer_of(line, Done)
-        for other in self.deserted:
+        for other in self.orphaned:
             other.resolve()
         return rounds + counts
 
@@ -654,7 +654,7 @@ class Servers:
         self._closed = True
         for line in self._lines:
             line.close(linger=False)
-        for other in self.deserted:
+        for other in self.orphaned:
             other.drop()
 
     def states(self) -> list[bytes]:
@@ -681,7 +681,7 @@ class Servers:
             with contextlib.suppress(PeerLost):  # nothing is wanted of it any more
                 line.send(encode(WorkerBye(number=self._number())))
             line.close()
-        for other in self.deserted:
+        for other in self.orphaned:
             other.close()
 
     # Talking

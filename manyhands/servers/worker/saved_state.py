@@ -1,0 +1,65 @@
+"""The optimizer's state on the servers, from there to a checkpoint and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch as safetensors
+import torch
+from torch import Tensor
+
+from manyhands.cluster.worker.world import World
+from manyhands.replica.replica import Replica
+from manyhands.replica.state import packing
+from manyhands.replica.state.state import NUMBER, TENSOR, VECTOR, States, load_model
+from manyhands.servers.worker.client import Servers
+from manyhands.servers.worker.joining import begin
+
+
+def collect(line: Servers | None, replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
+    """The optimizer's state from all servers, on worker 0."""
+    tensors: dict[str, Tensor] = {}
+    states: States = {}
+    if world.rank == 0:
+        assert line is not None
+        vectors: dict[str, Tensor] = {}
+        known: dict[str, dict[str, Any]] = {}
+        for part in line.states():
+            for param, values in packing.unpack(part).items():
+                known.setdefault(param, {}).update(values)
+        for place in replica.layout.places:
+            for name, value in known.get(place.name, {}).items():
+                kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
+                states.setdefault(place.name, {})[name] = [kind, value if kind == NUMBER else None]
+                if kind == VECTOR:
+                    if name not in vectors:
+                        vectors[name] = line.vector(name)
+                    value = vectors[name][place.start : place.stop].view(place.shape)
+                if kind != NUMBER:
+                    tensors[f"optimizer/{place.name}/{name}"] = value
+    world.comm.sum_of(0.0)
+    return tensors, states
+
+
+def distribute(
+    line: Servers | None, replica: Replica, world: World, tensors: Mapping[str, Tensor], states: States
+) -> None:
+    """The inverse: worker 0 has read a checkpoint, the servers take it over; of several server groups, each of them."""
+    if world.rank == 0:
+        load_model(replica, tensors)
+    if line is not None and line.server_groups > 1:
+        optimizer = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer/")}
+        tensors = safetensors.load(world.gather(safetensors.save(optimizer))[0])
+    if line is not None and line.leads:
+        values: dict[str, dict[str, Any]] = {}
+        vectors: dict[str, Tensor] = {}
+        for place in replica.layout.places:
+            for name, (kind, number) in states.get(place.name, {}).items():
+                saved = tensors.get(f"optimizer/{place.name}/{name}")
+                if kind == VECTOR and saved is not None:
+                    vector = vectors.setdefault(name, torch.zeros_like(replica.params))
+                    vector[place.start : place.stop] = saved.view(-1)
+                values.setdefault(place.name, {})[name] = {VECTOR: None, NUMBER: number}.get(kind, saved)
+        for name, vector in vectors.items():
+            line.put(name, vector)
+        line.restore(packing.pack(values))
+    begin(line, replica, world)
