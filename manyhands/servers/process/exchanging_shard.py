@@ -1,6 +1,6 @@
 """A shard of one server group among several: it tells its peers in the others what its updates have added."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -22,8 +22,8 @@ class ExchangingShard(WrappedShard):
         self._groups = groups
         self.handlers = {
             **self._and_then_put(self._begin),
-            Gain: Handler(self._then_note(exchange.gain), self._vector_bytes, Sender.PEER),
-            Level: Handler(self._then_note(exchange.level), self._vector_bytes, Sender.PEER),
+            Gain: Handler(self._gain, self._vector_bytes, Sender.PEER),
+            Level: Handler(self._level, self._vector_bytes, Sender.PEER),
             Meet: Handler(exchange.meet),
         }
 
@@ -60,13 +60,10 @@ class ExchangingShard(WrappedShard):
     def _vector_bytes(self, message: Gain | Level) -> int | None:
         return self._groups.group_bytes(message.group)
 
-    def _then_note(
-        self, reply: Callable[[int, Gain | Level, Tensor | None], Iterator[Reply]]
-    ) -> Callable[[int, Gain | Level, Tensor | None], Iterator[Reply]]:
-        """What another server group adds may change any row of a table."""
+    def _gain(self, peer: int, message: Gain, payload: Tensor | None) -> Iterator[Reply]:
+        yield from self._exchange.gain(peer, message, payload)
+        self._groups.note_rows(message.group, None)
 
-        def noting(peer: int, message: Gain | Level, payload: Tensor | None) -> Iterator[Reply]:
-            yield from reply(peer, message, payload)
-            self._groups.note_rows(message.group, None)
-
-        return noting
+    def _level(self, peer: int, message: Level, payload: Tensor | None) -> Iterator[Reply]:
+        yield from self._exchange.level(peer, message, payload)
+        self._groups.note_rows(message.group, None)

@@ -73,7 +73,9 @@ class GradientReader:
             rows = as_table(vector, table)[numbers]
         return PushedGradient(push, gradient_of(numbers, rows, table))
 
-    def local_update(self, group: SpanGroup, pushes: Sequence[tuple[int, Push]], clocks: Clocks) -> GroupUpdate:
+    def local_update(
+        self, group: SpanGroup, pushes: Sequence[tuple[int, Push]], clocks: Clocks
+    ) -> GroupUpdate:
         """An update from gradients that all lie in the host's memory."""
         gradients = [self.gradient(worker, push, None) for worker, push in pushes]
         return GroupUpdate(group, [worker for worker, _ in pushes], gradients, clocks)
@@ -82,9 +84,7 @@ class GradientReader:
 class GradientSum:
     """Adds up the gradients of an update, span by span, in a buffer that stays in the cache."""
 
-    def __init__(
-        self, groups: Mapping[int, SpanGroup], places: Sequence[Place], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, groups: Mapping[int, SpanGroup], places: Sequence[Place], dtype: torch.dtype) -> None:
         longest = max((span.stop - span.start for g in groups.values() for span in g.spans), default=0)
         self._buffer = torch.empty(longest, dtype=dtype)
         self._places = places

@@ -91,7 +91,9 @@ class LoggedShard(WrappedShard):
 class LoggedVectors(Vectors):
     """Vectors for an optimizer that runs elsewhere; the parameters before a step outlive this server."""
 
-    def __init__(self, params: Mapping[int, Tensor], before: Mapping[int, Tensor], log: WriteAheadLog) -> None:
+    def __init__(
+        self, params: Mapping[int, Tensor], before: Mapping[int, Tensor], log: WriteAheadLog
+    ) -> None:
         super().__init__(params, before)
         self._log = log
         if log.keeps_before:

@@ -40,6 +40,10 @@ class OwnedGroups:
     def spans(self) -> Sequence[Span]:
         return [span for group in self.by_index.values() for span in group.spans]
 
+    def parts(self, vector: Tensor) -> dict[int, Tensor]:
+        """By group, its part of a flat vector."""
+        return {index: vector[group.slice] for index, group in self.by_index.items()}
+
     def version(self, index: int) -> int:
         return int(self._versions[index])
 

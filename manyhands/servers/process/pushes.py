@@ -79,13 +79,14 @@ class Pushes:
     # Handlers
 
     def _push_bytes(self, push: Push) -> int | None:
-        size, group = self._groups.group_bytes(push.group), self._groups.by_index.get(push.group)
-        if size is None or group is None or not push.samples:
-            return size and 0
-        if push.rows is None:
-            return size
-        numbers = unpack(push.rows, group.table)
-        return len(numbers) * (group.table.columns if group.table else 0) * self._groups.dtype.itemsize
+        group = self._groups.by_index.get(push.group)
+        if group is None:
+            return None
+        length = group.length if push.samples else 0
+        if push.samples and push.rows is not None:
+            numbers = unpack(push.rows, group.table)
+            length = len(numbers) * group.table.columns if group.table else 0
+        return length * self._groups.dtype.itemsize
 
     def _push(self, worker: int, push: Push, payload: Tensor | None) -> Iterator[Reply]:
         if push.settings and worker:

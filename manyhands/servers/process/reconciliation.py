@@ -42,15 +42,13 @@ class Reconciliation:
 
     def _status(self, worker: int, message: AskStatus, payload: Tensor | None) -> Iterator[Reply]:
         rule = self._pushes.clocks.rule
-        if rule.teams * rule.parties > 1:
+        if rule.teams * rule.server_groups > 1:
             # Teams know nothing of each other's steps.
             yield worker, Status(rounds=0, is_complete=False), None
             return
         # A step whose norm no worker has put together yet is made again.
         complete = not self._pushes.gate.defers and self._is_complete()
-        status = Status(
-            rounds=self._pushes.clocks.rounds, is_complete=complete, factor=self._shard.factor
-        )
+        status = Status(rounds=self._pushes.clocks.rounds, is_complete=complete, factor=self._shard.factor)
         yield worker, status, None
 
     def _is_complete(self) -> bool:
