@@ -28,7 +28,7 @@ GROUPS: list[Any] = [
     SimpleNamespace(index=index, server=0, slice=slice(index * LENGTH, (index + 1) * LENGTH))
     for index in range(4)
 ]
-WORKER = 0  # of each server_group; its server is process 1
+WORKER = 0  # of each server group; its server is process 1
 
 
 def handle(

@@ -22,8 +22,8 @@ from manyhands.servers.process.backup import Backup
 from manyhands.servers.process.dispatcher import Dispatcher
 from manyhands.servers.process.participants import Participants
 from manyhands.servers.process.peer_servers import PeerPort
-from manyhands.servers.process.position import Position
 from manyhands.servers.process.server import Port, Server
+from manyhands.servers.process.server_position import ServerPosition
 from manyhands.servers.process.shard_building import serve_a_generation
 from manyhands.servers.process.update_counters import UpdateCounters
 from manyhands.servers.protocol.messages import Hello, encode
@@ -46,13 +46,13 @@ def serve_elastically(
     first = next(contexts)
     # The first context's memory is closed with its generation, and the server keeps what it has.
     lasting, group = Arena(os.dup(first.arena.fd)), own_server_group(first.rank_info, first.neighbours, 1)
-    backup = _empty_backup(Position(group, scheme, service, lasting), model, optimizer)
+    backup = _empty_backup(ServerPosition(group, scheme, service, lasting), model, optimizer)
     counters = UpdateCounters()
     for context in itertools.chain([first], contexts):
         group = own_server_group(context.rank_info, context.neighbours, 1)
         backup.begin_generation(context.rank_info.generation, follows=context.follows)
         counters.begin_generation()
-        position = Position(group, scheme.assigned(group, service.copies), service, context.arena)
+        position = ServerPosition(group, scheme.assigned(group, service.copies), service, context.arena)
         try:
             number_of = partial(_number_of, group)
             dispatcher = serve_a_generation(position, optimizer, backup, counters, number_of)
@@ -68,7 +68,7 @@ def serve_elastically(
             return
 
 
-def _empty_backup(position: Position, model: nn.Module, optimizer: Optimizer) -> Backup:
+def _empty_backup(position: ServerPosition, model: nn.Module, optimizer: Optimizer) -> Backup:
     scheme, gathers, memory = position.scheme, position.service.rule.gathers, position.memory
     position.require_memory((1 + len(scheme.states)) * (1 + gathers) + len(position.local_workers))
     if next(model.parameters()).device.type != "cpu":
@@ -84,7 +84,7 @@ def _number_of(group: ServerGroup, server: int) -> int:
     return group.rank_info.size + group.rank_info.workers + server
 
 
-def _listening(position: Position, dispatcher: Dispatcher, context: ServerContext) -> Server:
+def _listening(position: ServerPosition, dispatcher: Dispatcher, context: ServerContext) -> Server:
     """The server with all its ports, once every process that it needs can reach it."""
     rank_info, index = position.group.rank_info, position.index
     local, groups = position.local_workers, position.scheme.groups

@@ -18,7 +18,7 @@ from manyhands.servers.process.group_update import GradientReader
 from manyhands.servers.process.logged_shard import LoggedShard, LoggedVectors
 from manyhands.servers.process.norm_gate import Gate, NormGate, OpenGate
 from manyhands.servers.process.owned_groups import OwnedGroups
-from manyhands.servers.process.position import Position
+from manyhands.servers.process.server_position import ServerPosition
 from manyhands.servers.process.shard import PlainShard, Shard
 from manyhands.servers.process.update_counters import UpdateCounters
 from manyhands.servers.process.vectors import Vectors
@@ -27,7 +27,7 @@ from manyhands.servers.protocol.consistency import Clocks
 
 
 def serve_from_start(
-    position: Position, optimizer: Optimizer, given: Mapping[str, Mapping[str, Any]], *, survives: bool
+    position: ServerPosition, optimizer: Optimizer, given: Mapping[str, Mapping[str, Any]], *, survives: bool
 ) -> Dispatcher:
     """For a server that stays; with `survives`, and where it can be, a new server goes on with it if this one dies.
 
@@ -70,7 +70,7 @@ def serve_from_start(
 
 
 def serve_a_generation(
-    position: Position,
+    position: ServerPosition,
     optimizer: Optimizer,
     backup: Backup,
     counters: UpdateCounters,
@@ -97,7 +97,7 @@ class _Parts:
     @classmethod
     def of(
         cls,
-        position: Position,
+        position: ServerPosition,
         optimizer: Optimizer,
         updates: Updates,
         params: Tensor,
@@ -118,7 +118,7 @@ class _Parts:
             counters=counters,
         )
 
-    def dispatcher(self, position: Position, shard: Shard, vectors: Vectors) -> Dispatcher:
+    def dispatcher(self, position: ServerPosition, shard: Shard, vectors: Vectors) -> Dispatcher:
         service = position.service
         gate: Gate = OpenGate()
         if service.clip_norm is not None and service.rule.gathers:
@@ -134,7 +134,7 @@ class _Parts:
         )
 
 
-def _log(position: Position, optimizer: Optimizer, updates: Updates, numbers: Tensor) -> WriteAheadLog:
+def _log(position: ServerPosition, optimizer: Optimizer, updates: Updates, numbers: Tensor) -> WriteAheadLog:
     return WriteAheadLog(
         position.memory,
         position.scheme.layout,

@@ -19,8 +19,8 @@ from manyhands.servers.process.dispatcher import Dispatcher
 from manyhands.servers.process.elastic_server import serve_elastically
 from manyhands.servers.process.participants import Participants
 from manyhands.servers.process.peer_servers import peer_key, visit
-from manyhands.servers.process.position import Position
 from manyhands.servers.process.server import Port, Server
+from manyhands.servers.process.server_position import ServerPosition
 from manyhands.servers.process.shard_building import serve_from_start
 from manyhands.servers.protocol.parts import told
 from manyhands.servers.protocol.scheme import Scheme, describe, elastic_scheme
@@ -81,7 +81,7 @@ def serve(
     group = server_group or own_server_group(
         context.rank_info, context.neighbours, service.rule.server_groups
     )
-    position = Position(group, scheme, service, context.arena)
+    position = ServerPosition(group, scheme, service, context.arena)
     # A server group among several has three vectors more, for the exchange.
     vectors = 1 + len(position.local_workers) + len(scheme.states) + 3 * (group.count > 1)
     position.require_memory(vectors)
@@ -102,7 +102,7 @@ def serve(
         server.close()
 
 
-def _listening(position: Position, dispatcher: Dispatcher, *, survives: bool) -> Server:
+def _listening(position: ServerPosition, dispatcher: Dispatcher, *, survives: bool) -> Server:
     """The server with all its ports, once every process that it needs can reach it."""
     index, group, workers = position.index, position.group, position.workers
     local = position.local_workers | {group.peer_number(number) for number in group.local_peers}

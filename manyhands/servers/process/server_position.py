@@ -12,7 +12,7 @@ from manyhands.servers.transport.host_memory import HostMemory
 
 
 @dataclass(frozen=True)
-class Position:
+class ServerPosition:
     """Which server this is, and which other processes it serves."""
 
     group: ServerGroup
