@@ -15,7 +15,7 @@ help:
 	@echo "make lint    formatting, lint and types"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
 	@echo "make bench-check  that every benchmark runs, with numbers that mean nothing (about 2 minutes)"
-	@echo "make numbers make docs/benchmarks.md and README's table from benchmarks/results"
+	@echo "make numbers make docs/benchmarks.md, README's table and its picture from benchmarks/results"
 	@echo "make peers   TensorFlow in an environment of its own, for benchmarks/strategies.py"
 	@echo "make clean   remove the environment and caches"
 

@@ -17,35 +17,35 @@ class Claim:
 
 
 DDP = "PyTorch DDP (Gloo)"
-_FASTER = "ours, 2 workers ÷ DDP (Gloo), 2 workers"
+FASTER = "ours, 2 workers ÷ DDP (Gloo), 2 workers"
 CLAIMS = (
     Claim(
         says="samples/s, AlexNet 3×64×64, 2 workers",
         against=DDP,
         result="{} times",
         summary="training-alexnet",
-        ratio=_FASTER,
+        ratio=FASTER,
     ),
     Claim(
         says="the same, MLP 3072-4096-4096-10",
         against=DDP,
         result="{} times",
         summary="training-mlp",
-        ratio=_FASTER,
+        ratio=FASTER,
     ),
     Claim(
         says="the same, ResNet50 3×32×32",
         against=DDP,
         result="{} times",
         summary="training-resnet50",
-        ratio=_FASTER,
+        ratio=FASTER,
     ),
     Claim(
-        says="the same, VGG16 with one linear layer 3×32×32",
+        says="the same, VGG16 (one linear layer) 3×32×32",
         against=DDP,
         result="{} times",
         summary="training-vgg16",
-        ratio=_FASTER,
+        ratio=FASTER,
     ),
     Claim(
         says="speed of a sum of 25 MB over 2 processes",

@@ -1,6 +1,6 @@
-"""docs/benchmarks.md and README's table, made from the summaries in benchmarks/results: `make numbers`.
+"""docs/benchmarks.md, README's table and its picture, made from the summaries in benchmarks/results: `make numbers`.
 
-python -m benchmarks.report            write both
+python -m benchmarks.report            write them
 python -m benchmarks.report --check    end with an error if one of them is not what the summaries give
 """
 
@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims import CLAIMS, FAMILIES
+from benchmarks.claims import CLAIMS, DDP, FAMILIES, FASTER
+from benchmarks.picture import Bar, draw
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "images" / "speed.svg"
 BEGIN, END = "<!-- numbers: made by `make numbers` -->", "<!-- end of numbers -->"
 COLUMNS = 100
 SPREAD = "median, lowest, highest, rounds"
@@ -59,6 +61,17 @@ def claims(summaries: dict[str, Summary]) -> str:
         link = f"[{result}](benchmarks/results/{claim.summary}.json)"
         rows.append([claim.says, claim.against, link, f"`{summary['command']}`"])
     return table(["claim", "against", "result: median round (range)", "command"], rows)
+
+
+def picture(summaries: dict[str, Summary]) -> str:
+    """README's picture: the claims on training beside DDP."""
+    bars = []
+    for claim in CLAIMS:
+        if claim.ratio == FASTER:
+            found = find(summaries[claim.summary], claim.ratio, claim.of)
+            name = claim.says.partition(", ")[2].removesuffix(", 2 workers")
+            bars.append(Bar(name=name, median=found["median"], low=found["low"], high=found["high"]))
+    return draw(f"Samples per second of 2 workers ÷ {DDP}: median round and range", "equal to DDP", bars)
 
 
 def find(summary: Summary, ratio: str, of: str | None = None) -> dict[str, Any]:
@@ -242,11 +255,17 @@ def fill(text: str, indent: str = "") -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Make docs/benchmarks.md and README's table from summaries.")
+    parser = argparse.ArgumentParser(
+        description="Make docs/benchmarks.md, README's table and its picture from summaries."
+    )
     parser.add_argument("--check", action="store_true", help="change nothing; fail where something differs")
     options = parser.parse_args(words)
     summaries = load()
-    made = {PAGE: page(summaries), README: readme(README.read_text(), summaries)}
+    made = {
+        PAGE: page(summaries),
+        README: readme(README.read_text(), summaries),
+        PICTURE: picture(summaries),
+    }
     for path, text in made.items():
         if path.exists() and path.read_text() == text:
             continue

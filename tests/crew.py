@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from manyhands import strategies
-from manyhands.cluster.worker.rank_info import RankInfo
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.launchers.rank_info import RankInfo
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.errors import PeerLost
 
 

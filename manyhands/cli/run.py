@@ -20,8 +20,8 @@ from manyhands.cluster.launcher import invitation as invites
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launchers import local
-from manyhands.cluster.worker.addresses import address_towards, meeting_address, parse_hosts
-from manyhands.cluster.worker.rank_info import SERVERS, RankInfo
+from manyhands.cluster.launchers.addresses import address_towards, meeting_address, parse_hosts
+from manyhands.cluster.launchers.rank_info import SERVERS, RankInfo
 from manyhands.comm.transports.counters import refuse_several
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.placement import Mesh

@@ -28,8 +28,9 @@ from manyhands.cli.run import (
 )
 from manyhands.cluster.launcher import cores
 from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers.detect import own_rank_info
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker import compiler
-from manyhands.cluster.worker.rank_info import RankInfo, own_rank_info
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.job import plan as plans
 from manyhands.job.plan import Plan

@@ -3,7 +3,7 @@
 import itertools
 import queue
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +42,18 @@ def samples_in(batch: Any) -> int:
     if not fields:
         return 0
     return samples_in(fields[0]) if isinstance(fields[0], Mapping) else len(fields[0])
+
+
+def parts_of(
+    batches: Sequence[Any], limit: int | None, device: torch.device | None
+) -> tuple[list[tuple[Any, int]], int]:
+    """What a step computes one after the other, and the samples in all: batches with their numbers of samples, those
+    without any left out; cut into pieces of at most `limit` samples, and moved to the device, where these are given."""
+    pieces = [piece for batch in batches for piece in split(batch, limit)] if limit else batches
+    if device is not None:
+        pieces = [moved(piece, device) for piece in pieces]
+    parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
+    return parts, sum([samples for _, samples in parts])
 
 
 def empty_like(batch: Any) -> Any:

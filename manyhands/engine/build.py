@@ -11,7 +11,7 @@ from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.optimizer.updates import needs_closure
+from manyhands.replica.optimizer.abilities import needs_closure
 from manyhands.replica.replica import Loss, Replica
 from manyhands.servers.protocol.service import Service
 from manyhands.servers.worker import joining

@@ -14,16 +14,26 @@ from manyhands import telemetry
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.launchers import local
 from manyhands.cluster.worker.member import Member
-from manyhands.engine.engine import Engine
+from manyhands.engine import worker_process
+from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.join import GenerationLinks, next_generation
 from manyhands.engine.rejoin import rejoin
 from manyhands.errors import PeerLost
 
 
+def can_go_on(engine: Engine) -> bool:
+    """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
+    if engine.member is None or worker_process.open_sessions(besides=engine):
+        return False
+    # A model that is being divided for the first time is whole nowhere.
+    new = engine.member.new_generation
+    return engine.placed.is_whole or engine.has_entered or (new is not None and new.state_holders > 0)
+
+
 def recover(engine: Engine, cause: Exception) -> None:
     """Members change: go on in the next generation, or, where that cannot be, let the cause end the run."""
     member = engine.member
-    if member is None or not engine.can_go_on:
+    if member is None or not can_go_on(engine):
         raise cause
     with telemetry.timed("recover"):
         new, links = _leave(engine, member)
@@ -37,7 +47,7 @@ def recover(engine: Engine, cause: Exception) -> None:
                 rejoin(engine, new, links)
                 break
             except PeerLost:
-                if engine.is_set_up:
+                if engine.has_entered:
                     engine.replica.take_back()
                 new, links = _leave(engine, member)
                 dead |= set(new.gone)
@@ -54,7 +64,7 @@ def recover(engine: Engine, cause: Exception) -> None:
 def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLinks]:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
     member.on_over()  # ends the waiting of workers on other hosts for this one
-    if engine.is_set_up:
+    if engine.has_entered:
         with contextlib.suppress(PeerLost):
             engine.comm.finish_sum()  # it is in memory that will be given back
     members, progress = engine.world.rank_info.members, engine.progress
@@ -63,14 +73,14 @@ def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLin
     new, links = next_generation(
         engine.world.rank_info,
         member,
-        has_state=engine.is_set_up and engine.has_state,
+        has_state=engine.holds_state,
         commits=progress.commits,
         steps=progress.steps,
         in_step=in_step,
         lost=lost,
     )
     if member.number not in new.members:
-        if engine.is_set_up and engine.generation.servers:
+        if engine.has_entered and engine.generation.servers:
             engine.generation.servers.drop()
         engine.is_closed = True
         telemetry.event("end", step=progress.steps)
@@ -79,7 +89,7 @@ def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLin
 
 
 def _settle(engine: Engine, new: NewGeneration) -> None:
-    """Decide whether what was under way counts; all workers decide alike, again if another one dies meanwhile."""
+    """Decide whether the step under way counts. All workers decide alike, and again if another one dies meanwhile."""
     world, transaction, progress = engine.world, engine.transaction, engine.progress
     world.host.end([rank for rank, number in enumerate(world.rank_info.members) if number in new.gone])
     used = engine.generation.used
@@ -103,30 +113,30 @@ def _settle(engine: Engine, new: NewGeneration) -> None:
 
 
 def settle_data(engine: Engine, used: list[int]) -> None:
-    """Where workers do not step together: what counts is how far each worker's steps have come."""
+    """Where workers do not step together, the samples of each worker's own steps count."""
     if engine.feed.data is not None:
         engine.feed.note_progress(used)
         engine.feed.commit()
 
 
 def _settle_host(engine: Engine, new: NewGeneration) -> None:
-    """What a host can do by itself: finish a step for which it has all sums. Whether other hosts have come as far
-    is seen when they meet (`rejoin`)."""
+    """A host finishes a step for which it has all sums. Whether other hosts have come as far it hears when they meet
+    (`rejoin`)."""
     transaction, world = engine.transaction, engine.world
     # A worker that is alone on its host has finished the step, or has changed nothing yet.
     if transaction is None or world.host.size == 1:
         return
     is_common = world.rank_info.host in new.in_step
     whole = _repair(engine, new) if is_common else engine.replica.begun
-    if whole > engine.progress.steps_here and not engine.is_behind:
+    if whole > engine.progress.steps_here and engine.replica_state is not ReplicaState.BEHIND:
         transaction.complete()
         engine.transaction = None
 
 
 def _repair(engine: Engine, new: NewGeneration) -> int:
-    """Make the replica that workers share that of a whole step; returns how many steps it has made."""
+    """Bring the replica that workers share to the end of a step; returns how many steps it has made."""
     replica, members = engine.replica, engine.world.rank_info.members
-    if not replica.is_journaled:  # a worker that is alone leaves nothing that others have to put right
+    if not replica.is_journaled:  # a worker that is alone leaves nothing half done for others
         return engine.progress.steps_here
     holders = new.members[: new.state_holders]
     ranks = engine.world.host.ranks

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
 from manyhands.comm.transports.host import StepCounter
@@ -30,7 +32,8 @@ class Generation:
     """Whether this worker alone has its replica, all of it."""
     replicas: int
     one_host: bool
-    on_cpu: bool
+    device: torch.device | None
+    """To which batches are moved; None where they stay on the CPU."""
     feeds: int
     """Different batches in a step."""
     copies: int
@@ -47,6 +50,7 @@ def begin(
     lockstep: bool,
 ) -> Generation:
     replica, comm, servers = built
+    device = replica.params.device
     # With elastic servers, the servers know what each worker has used.
     counted_elsewhere = lockstep or (servers is not None and servers.roam)
     return Generation(
@@ -60,7 +64,7 @@ def begin(
         is_own=replica.is_own,
         replicas=placed.peers.size,
         one_host=len(world.hosts) == 1,
-        on_cpu=replica.params.device.type == "cpu",
+        device=device if device.type != "cpu" else None,
         feeds=placed.mesh.feeds,
         copies=placed.mesh.copies,
         members=placed.mesh.members,

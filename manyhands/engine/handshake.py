@@ -13,7 +13,7 @@ from manyhands.cluster.worker.world import World
 from manyhands.engine.engine import Engine
 from manyhands.engine.generation import Generation
 from manyhands.errors import UsageError
-from manyhands.replica.optimizer.updates import hyper_parameters, set_hyper_parameters
+from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
 
 # What a worker has come for.
 STEP, END_OF_DATA, EVALUATE, SAVE, RESUME, FINISH = range(6)
@@ -67,7 +67,8 @@ class Answers:
 
 
 class Handshake:
-    """One exchange of all workers; `wait` returns when those of other hosts have answered too."""
+    """One exchange of all workers. Those of this host have answered when it begins; `wait` returns when those of other
+    hosts have answered too."""
 
     answers: Answers
 
@@ -123,9 +124,16 @@ def begin(engine: Engine, purpose: int, *, samples: int = 0) -> Handshake:
     # What a script has not used by the end of a loop it does not want.
     used = engine.feed.drawn if purpose in (STEP, END_OF_DATA) else engine.feed.used
     asks = wish(engine, purpose, engine.progress.steps + 1)
-    follows = optimizer if engine.traits.same_settings and generation.world.size > 1 else None
-    row = [float(number) for number in (purpose, samples, _digest(follows), used, change, asks)]
-    return Handshake(_exchange(generation, row), generation, follows)
+    world = generation.world
+    follows = optimizer if world.size > 1 and engine.traits.same_settings else None
+    digest = _digest(follows)
+    row = [float(purpose), float(samples), float(digest), float(used), float(change), float(asks)]
+    if world.size > 1 and not generation.one_host:
+        return Handshake(world.start_exchange(row), generation, follows)
+    rows = world.host.exchange(row) if world.size > 1 else [row]
+    handshake = Handshake(lambda: rows, generation, follows)
+    handshake.wait()
+    return handshake
 
 
 def _digest(optimizer: Optimizer | None) -> int:
@@ -136,23 +144,14 @@ def _digest(optimizer: Optimizer | None) -> int:
     return zlib.crc32(struct.pack(f"{len(values)}d", *values))
 
 
-def _exchange(generation: Generation, row: list[float]) -> Callable[[], Rows]:
-    """Begin the exchange; calling what it returns waits for other hosts. A worker that is alone has said it all."""
-    world = generation.world
-    if world.size == 1 or generation.one_host:
-        rows = [row] if world.size == 1 else world.host.exchange(row)
-        return lambda: rows
-    return world.start_exchange(row)
-
-
 def wish(engine: Engine, purpose: int, steps: int) -> int:
     """What this worker asks all workers to do, after so many steps."""
     if leaving.is_asked and purpose not in (RESUME, FINISH):
         return LEAVE
     interval = engine.save_every
     if purpose == STEP and interval and interval.is_due(engine.progress, steps=steps):
-        return max(engine.doing, SAVE_NOW)
-    return engine.doing
+        return max(engine.answering, SAVE_NOW)
+    return engine.answering
 
 
 def _check_same_samples(rows: Rows, copies: int) -> None:

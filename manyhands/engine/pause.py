@@ -43,7 +43,7 @@ def gather(engine: Engine, purpose: int) -> None:
         if handshakes.STEP in answers.purposes:
             run(engine, NO_WORK, handshake)
             answer(engine, answers.asked)
-        elif answers.asked > engine.doing:
+        elif answers.asked > engine.answering:
             answer(engine, answers.asked)
         elif answers.agree():
             break
@@ -102,14 +102,11 @@ def end_of_data(engine: Engine, calls: int, assignment: Assignment | None = None
         agree(engine)  # an epoch is over when what was learned in it is safe
     feed.commit()
     if assignment and not feed.is_complete:
-        feed.deal(engine.placed.mesh.feeds)
+        feed.assign(engine.placed.mesh.feeds)
         return
     if assignment:
         feed.end_epoch(notes(engine))
-        progress.samples = progress.samples_before + feed.length  # what the dead had used does not count
-    progress.calls += 1
-    progress.epoch += 1
-    progress.position = 0
+    progress.end_epoch(feed.length if assignment else None)
     if engine.save_every and engine.save_every.is_due_after_epoch(progress):
         answer(engine, SAVE_NOW)
 
@@ -126,16 +123,16 @@ def notes(engine: Engine) -> list[Ranges]:
 
 def answer(engine: Engine, asked: int) -> None:
     """Do what a worker has asked for; all workers do it at the same point."""
-    if asked <= engine.doing:
+    if asked <= engine.answering:
         return
-    before, engine.doing = engine.doing, asked
+    before, engine.answering = engine.answering, asked
     try:
         if asked == LEAVE:
             _save_and_leave(engine)
         place = engine.progress.directory or checkpoints(engine)
         save(engine, place, engine.progress.extra, engine.settings.keep)
     finally:
-        engine.doing = before
+        engine.answering = before
 
 
 def _save_and_leave(engine: Engine) -> NoReturn:

@@ -80,6 +80,18 @@ class Progress:
     saved_epochs: int = 0
     saved_s: float = field(default_factory=time.monotonic)
 
+    def begin_epoch(self) -> None:
+        """The samples before those of this epoch stay counted, whichever worker dies in it."""
+        self.samples_before = self.samples - self.position
+
+    def end_epoch(self, samples: int | None) -> None:
+        """All scripts have ended their loop; the epoch had so many samples, where they can be counted."""
+        if samples is not None:
+            self.samples = self.samples_before + samples  # what dead workers had used does not count
+        self.calls += 1
+        self.epoch += 1
+        self.position = 0
+
     def mark_saved(self) -> None:
         """The state of this moment is in a checkpoint."""
         self.saved_steps, self.saved_epochs = self.steps, self.epoch

@@ -10,7 +10,7 @@ from manyhands.cluster.worker.world import GENERATION_BYTES, World
 from manyhands.comm.comm import Comm, Served
 from manyhands.engine import generation, worker_process
 from manyhands.engine.build import compose
-from manyhands.engine.engine import Engine
+from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.feed import Outstanding
 from manyhands.engine.join import GenerationLinks, join_world
 from manyhands.engine.snapshot import Snapshot, adopt, capture
@@ -26,7 +26,7 @@ Built = tuple[Replica, Comm, Servers | None]
 
 def enter_first(engine: Engine) -> None:
     """Enter the generation for which this process has been started."""
-    if not engine.is_set_up:  # else a recovery has done it already
+    if not engine.has_entered:  # else a recovery has done it already
         _enter(engine, engine.world, engine.member.new_generation if engine.member else None)
 
 
@@ -35,10 +35,9 @@ def rejoin(engine: Engine, new: NewGeneration, links: GenerationLinks) -> None:
     world = engine.world
     if new.generation > world.rank_info.generation and engine.member:
         world = join_world(world.rank_info, engine.member, new, links)
-        if world.rank >= new.state_holders:
-            engine.has_state = False
-            if engine.is_set_up:
-                engine.replica.let_go()
+        if world.rank >= new.state_holders and engine.has_entered:
+            engine.replica_state = ReplicaState.OUTDATED
+            engine.replica.let_go()
     _enter(engine, world, new)
 
 
@@ -68,10 +67,10 @@ class _Members:
 
 def _enter(engine: Engine, world: World, new: NewGeneration | None) -> None:
     old_world = engine.world
-    old = engine.replica if engine.is_set_up and engine.has_state else None
+    old = engine.replica if engine.holds_state else None
     members = _meet(engine, world, old)
     before = engine.comm.servers if old is not None else None
-    if engine.is_set_up and engine.generation.servers and world is not old_world:
+    if engine.has_entered and engine.generation.servers and world is not old_world:
         engine.generation.servers.drop()
     training = engine.training
     built = compose(
@@ -120,7 +119,7 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
         if old.gated:
             _level(engine, max(int(row[2]) for row in rows if row[0]))
     if world.rank_info.address:
-        own = old is not None and not engine.is_behind
+        own = engine.replica_state is ReplicaState.WHOLE
         whole = [bool(row[0]) for row in world.exchange([float(own)])]
         if any(have) and not any(whole):
             raise TornUpdate(
@@ -136,7 +135,8 @@ def _level(engine: Engine, last: int) -> None:
     if progress.commits < last and engine.transaction:
         steps = progress.steps
         engine.transaction.complete()
-        engine.is_behind = engine.is_behind or progress.steps > steps
+        if progress.steps > steps:
+            engine.replica_state = ReplicaState.BEHIND
     engine.transaction = None
 
 
@@ -177,7 +177,7 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
 def _catch_up(
     engine: Engine, world: World, old: Replica | None, members: _Members, new: NewGeneration | None
 ) -> None:
-    """The session goes on where the furthest worker is; what no worker has is handed out again."""
+    """The session goes on where the furthest worker is; what no worker has is assigned again."""
     feed, mesh = engine.feed, engine.placed.mesh
     source = members.source
     said = world.gather(msgspec.json.encode(capture(engine)) if world.rank == source else b"")[source]
@@ -190,8 +190,8 @@ def _catch_up(
     elif snapshot.feed and snapshot.feed.is_in_loop and feed.data is None:
         # Other workers have drawn some of it already.
         feed.adopt(snapshot.feed, snapshot.progress["seed"], is_in_loop=False, keeps=True)
-        engine.progress.samples_before = engine.progress.samples - engine.progress.position
-    feed.deal(mesh.feeds, all_held[:: mesh.copies], mesh.feed(world.rank))
+        engine.progress.begin_epoch()
+    feed.assign(mesh.feeds, all_held[:: mesh.copies], mesh.feed(world.rank))
 
 
 def _outstanding(engine: Engine, new: NewGeneration | None) -> Outstanding:

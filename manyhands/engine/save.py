@@ -15,7 +15,8 @@ from manyhands.engine.snapshot import plain
 from manyhands.errors import Diverged
 from manyhands.replica.state import history, state
 from manyhands.replica.state.per_worker import differing
-from manyhands.replica.state.state import States, owners_differ
+from manyhands.replica.state.state import owners_differ
+from manyhands.replica.state.transcoding import States
 from manyhands.servers.worker import saved_state
 
 

@@ -1,8 +1,7 @@
 """What a training script holds: the user keeps the loop, the session owns the step."""
 
-import contextlib
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
@@ -16,23 +15,22 @@ from manyhands import strategies, telemetry
 from manyhands.checkpoint.publish import KEEP
 from manyhands.cluster.launchers import local
 from manyhands.cluster.worker import leaving
-from manyhands.cluster.worker.member import Member, Regroup
-from manyhands.cluster.worker.world import ServerContext, World
-from manyhands.data.loading import moved, prefetch, samples_in, split
-from manyhands.engine import evaluate, intervals, join, pause, resume, save, worker_process
+from manyhands.cluster.worker.member import Member
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
+from manyhands.engine import epoch, evaluate, finish, intervals, join, pause, resume, worker_process
+from manyhands.engine.admission import admit
 from manyhands.engine.build import service_of
-from manyhands.engine.elastic import recover
-from manyhands.engine.engine import Engine, admit
+from manyhands.engine.engine import Engine
 from manyhands.engine.evaluate import Measure
-from manyhands.engine.handshake import EVALUATE, FINISH, RESUME
+from manyhands.engine.handshake import EVALUATE, RESUME
 from manyhands.engine.rejoin import enter_first
 from manyhands.engine.settings import Settings, Training
-from manyhands.engine.step import StepInput, attempt_of
-from manyhands.engine.summary import own_bytes, summarize, write_summary
-from manyhands.errors import CheckpointError, PeerLost, UsageError
+from manyhands.engine.step import step, survive, together
+from manyhands.engine.summary import summarize
+from manyhands.errors import CheckpointError, UsageError
 from manyhands.replica.part import Loss
 from manyhands.servers.process.startup import be_a_server
-from manyhands.servers.worker.reports import report, staleness
 
 T = TypeVar("T")
 
@@ -53,7 +51,7 @@ def session(
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
 
-    A process that was started as a server serves, and ends with the run: it does not return from this call.
+    A process that was started as a server serves until the run ends, and does not return from this call.
 
     `loss(model, batch)` is the mean over the batch. The session steps a `scheduler` after every step
     and saves it; one that needs a measure, as ReduceLROnPlateau does, the script steps itself.
@@ -76,7 +74,7 @@ def session(
     training = Training(model=model, optimizer=optimizer, loss=loss, scheduler=scheduler)
     world = worker_process.own_world()
     made = Session(training, settings, world, worker_process.own_member())
-    worker_process.register(made)
+    worker_process.register(made, made.engine)
     return made
 
 
@@ -93,13 +91,11 @@ class Session:
         admit(settings, training, world)
         if isinstance(world, ServerContext):
             _serve(training, settings, world, member)
-        self.engine = Engine(training, settings, world, member)
-        self._is_in_own_loop = False
-        self._unsaved = ""  # why the last save before the end is not on the disk
+        self.engine = engine = Engine(training, settings, world, member)
         if settings.out:
-            number = world.rank if world.rank_info.number is None else world.rank_info.number
+            number = world.rank_info.known_as
             telemetry.open(settings.out / "events" / f"worker-{number}.jsonl", rank=number)
-        self._surviving(lambda: enter_first(self.engine))
+        survive(engine, lambda: enter_first(engine))
         telemetry.event(
             "start", workers=self.workers, strategy=settings.strategy, placement=settings.placement
         )
@@ -157,7 +153,7 @@ class Session:
 
     @property
     def measured(self) -> dict[str, float]:
-        """What the last evaluation found."""
+        """The results of the last evaluation."""
         return self.engine.progress.measured
 
     @property
@@ -176,59 +172,7 @@ class Session:
         Gradients are weighted by samples over all workers, so batches may differ in size. They move to the
         model's device.
         """
-        engine = self.engine
-        feed, progress = engine.feed, engine.progress
-        # Fewer workers have more each.
-        limit = feed.batch if engine.generation.feeds < progress.full else None
-        pieces = [piece for batch in batches for piece in split(batch, limit)] if limit else batches
-        if not engine.generation.on_cpu:
-            pieces = [moved(piece, engine.replica.params.device) for piece in pieces]
-        parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
-        total = sum([samples for _, samples in parts])
-        places = feed.audit.find(batches, total) if feed.data is not None else []
-        if feed.data is None and not self._is_in_own_loop:
-            progress.outside += 1
-            if progress.outside <= progress.outside_before:
-                return progress.last_loss
-        return self._together(attempt_of(engine, StepInput(parts, total, len(batches), places), pause.answer))
-
-    def _together(self, attempt: Callable[[], T]) -> T:
-        """Do something together with the other workers, whichever of them die meanwhile. A worker that fails in it
-        cannot take part in anything more."""
-        engine = self.engine
-        if engine.is_closed:
-            raise UsageError("the session is closed; make a new one to go on training")
-        if engine.failure:
-            raise UsageError(
-                f"an earlier step failed ({engine.failure}); the other workers could not wait, start again"
-            )
-        try:
-            return self._surviving(attempt)
-        except BaseException as error:
-            engine.failure = f"{type(error).__name__}: {error}"
-            raise
-
-    def _surviving(self, attempt: Callable[[], T]) -> T:
-        """Make an attempt, again if members change in it, in one generation after the other."""
-        while True:
-            try:
-                return attempt()
-            except (PeerLost, Regroup) as cause:
-                recover(self.engine, cause)
-
-    def _call(self, attempt: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """As above, for calls that every script makes equally often; a late joiner skips those made before it
-        joined."""
-        if self.engine.feed.data is not None or self._is_in_own_loop:
-            return self._together(attempt)  # a loop counts as one call, whatever is done in it
-        progress = self.engine.progress
-        calls = progress.calls
-        if calls < progress.caught_up_at:
-            progress.calls += 1
-            return otherwise()
-        result = self._together(lambda: otherwise() if progress.caught_up_at > calls else attempt())
-        progress.calls = calls + 1
-        return result
+        return step(self.engine, batches, pause.answer)
 
     # The data
 
@@ -243,64 +187,15 @@ class Session:
         last one may be empty on some. A loop left early has not finished the epoch: the next call with the same data
         goes on with the samples that are left.
         """
-        engine, progress = self.engine, self.engine.progress
+        progress = self.engine.progress
         if batch_size is None and hasattr(data, "__getitem__") and not isinstance(data, (list, tuple)):
             raise UsageError("session.batches(dataset) needs batch_size=… (samples per worker and step)")
         if progress.calls < progress.caught_up_at:
             progress.calls += 1
-            return
-        if batch_size is None:
-            yield from self._own_batches(cast(Iterable[Any], data))
-            return
-        begins = engine.feed.begin(
-            data,
-            epoch=progress.epoch,
-            seed=progress.seed,
-            batch=batch_size,
-            shuffle=shuffle,
-            workers=engine.placed.mesh.feeds,
-            full=progress.full,
-        )
-        if begins:
-            progress.samples_before = progress.samples - progress.position
-        engine.clock.start()
-        try:
-            while not (yield from self._epoch()):
-                pass
-        finally:
-            engine.feed.data = None
-            engine.clock.stop()
-
-    def _own_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Batches that are this worker's alone: no other worker could use them in its place."""
-        calls = self.engine.progress.calls
-        ahead = prefetch(batches)
-        self.engine.clock.start()
-        self._is_in_own_loop = True
-        try:
-            yield from ahead
-            self._together(lambda: pause.end_of_data(self.engine, calls))
-        finally:
-            self._is_in_own_loop = False
-            ahead.close()
-            self.engine.clock.stop()
-
-    def _epoch(self) -> Generator[Any, None, bool]:
-        """What this worker gets of what is left of the epoch; says whether the epoch is over then."""
-        feed, progress = self.engine.feed, self.engine.progress
-        calls, assignment = progress.calls, feed.assignment
-        ahead = prefetch(feed.batches(self.engine.placed.feed))
-        try:
-            for places, batch in ahead:
-                feed.drawn += 1
-                feed.audit.hand(batch, places)
-                yield batch
-                if feed.assignment is not assignment or progress.caught_up_at > calls:
-                    break
-        finally:
-            ahead.close()
-        self._together(lambda: pause.end_of_data(self.engine, calls, assignment))
-        return progress.calls > calls
+        elif batch_size is None:
+            yield from epoch.of_own_batches(self.engine, cast(Iterable[Any], data))
+        else:
+            yield from epoch.of_data_set(self.engine, data, batch_size=batch_size, shuffle=shuffle)
 
     # Evaluation
 
@@ -312,12 +207,12 @@ class Session:
         The running statistics of batch norm become the mean over all workers first.
         """
         engine, progress = self.engine, self.engine.progress
-        judges = {"loss": engine.training.loss, **(measures or {})}
+        every = {"loss": engine.training.loss, **(measures or {})}
 
         def attempt() -> dict[str, float]:
             with engine.replica.judged():
                 pause.pause(engine, EVALUATE)
-                progress.measured = evaluate.measure(engine, data, judges, batch_size=batch_size)
+                progress.measured = evaluate.measure(engine, data, every, batch_size=batch_size)
             telemetry.event("evaluate", step=progress.steps, epoch=progress.epoch, **progress.measured)
             return progress.measured
 
@@ -367,7 +262,7 @@ class Session:
         return self._call(attempt, lambda: progress.resumed)
 
     def wait_for_saves(self) -> None:
-        """Until what this worker has copied is on the disk."""
+        """Return when what this worker has copied is on the disk."""
         self.engine.saver.wait_alone()
 
     # The end
@@ -379,59 +274,24 @@ class Session:
 
     def close(self) -> None:
         """Wait for all workers, write the summary, and leave the model usable by itself."""
-        engine = self.engine
-        if engine.failure and engine.is_set_up:
-            engine.replica.let_go()  # its hooks would keep the host's memory open as long as the model lives
-        if engine.is_closed or engine.failure:
-            return
-        self._end()
-        model = self._surviving(lambda: engine.placed.give_back(engine.replica, *save.collect(engine)))
-        with contextlib.suppress(*((PeerLost,) if engine.member else ())):
-            engine.replica.release()
-        engine.replica.part.become_whole(model)
-        self._leave_servers()
+        finish.close(self.engine)
 
     def finish(self) -> None:
-        """Wait for all workers and write the summary; what happens at the end of a process that did not close."""
-        if not self.engine.is_closed and not self.engine.failure:
-            self._end()
-            self._leave_servers()
+        """Wait for all workers and write the summary; a process that did not close its session does so at its end."""
+        finish.finish(self.engine)
 
-    def _leave_servers(self) -> None:
-        """All is over and done, but for a save that failed."""
-        if self.engine.generation.servers:
-            self.engine.generation.servers.close()
-        if self._unsaved:
-            raise CheckpointError(self._unsaved)
-
-    def _end(self) -> None:
-        engine = self.engine
-        self._together(self._end_together)
-        engine.is_closed = True
-        telemetry.event("end", step=self.steps)
-        if self.out and self.is_main:
-            write_summary(self.out, self.summary())
-        others = worker_process.others(engine)
-        if not others:
-            leaving.stop_listening()
-        if self.out and not any(other.out == self.out for other in others):
-            telemetry.close()  # now what it has recorded is on the disk
-
-    def _end_together(self) -> None:
+    def _call(self, attempt: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        """What every script calls equally often; a late joiner skips the calls made before it joined."""
         engine, progress = self.engine, self.engine.progress
-        pause.pause(engine, FINISH)
-        is_behind = engine.save_every is not None and progress.steps != progress.saved_steps
-        if any(row[0] for row in engine.world.exchange([float(is_behind)])):
-            place = progress.directory or pause.checkpoints(engine)
-            pause.write(engine, place, progress.extra, engine.settings.keep)
-        self._unsaved = pause.outcome(engine)
-        engine.feed.end(pause.notes(engine))
-        rows = engine.world.exchange(own_bytes())
-        engine.total_bytes = [sum(column) for column in zip(*rows, strict=True)]
-        if engine.served:
-            reports = report(engine.generation.servers, engine.world)
-            engine.total_bytes[0] += sum(one.bytes_sent for one in reports)
-            engine.staleness = staleness(reports)
+        if engine.feed.data is not None or engine.feed.is_in_own_loop:
+            return together(engine, attempt)  # a loop counts as one call, whatever is done in it
+        calls = progress.calls
+        if calls < progress.caught_up_at:
+            progress.calls += 1
+            return otherwise()
+        result = together(engine, lambda: otherwise() if progress.caught_up_at > calls else attempt())
+        progress.calls = calls + 1
+        return result
 
     def __enter__(self) -> "Session":
         return self

@@ -1,16 +1,18 @@
-"""One step, from top to bottom: tell the other workers, compute and exchange, commit.
+"""One step, from top to bottom: take the batches, tell the other workers, compute and exchange, commit.
 
+    take        the batches as parts of at most so many samples, and which samples of the epoch they are
     handshake   every worker says what it brings, and hears how many samples all have
     strategy    gradients, exchange, update
-    commit      counters, ledger, records; from here on the step counts, whatever dies
+    commit      counters, ledger, records; from here on the step counts, whichever worker dies
 
-A death in the middle ends the attempt; the session makes it again in the next generation.
+Every step is a transaction. If a worker dies in the middle, the others settle with the coordinator whether the step
+counts, and make the attempt again in the next generation.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
@@ -18,11 +20,16 @@ from manyhands import telemetry
 from manyhands.cluster.worker.member import Regroup
 from manyhands.data.effect import Learners
 from manyhands.data.ledger import Ranges
+from manyhands.data.loading import parts_of
 from manyhands.engine import handshake as handshakes
+from manyhands.engine.elastic import can_go_on, recover
 from manyhands.engine.engine import Engine, Transaction
 from manyhands.engine.handshake import STEP, Handshake
+from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.part import Share
 from manyhands.replica.state.inheritance import Undo
+
+T = TypeVar("T")
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
 
@@ -50,10 +57,14 @@ class Safety:
     groups: Learners | None
 
 
-def attempt_of(engine: Engine, work: StepInput, answer: Callable[[Engine, int], None]) -> Callable[[], float]:
-    """The step as something that can be tried again until it is done; then all workers `answer` what one of them
-    asked for."""
-    progress = engine.progress
+def step(engine: Engine, batches: Sequence[Any], answer: Callable[[Engine, int], None]) -> float:
+    """Make one step; returns the mean loss of this worker. Then all workers `answer` what one of them asked for."""
+    progress, feed = engine.progress, engine.feed
+    if feed.data is None and not feed.is_in_own_loop:
+        progress.outside += 1
+        if progress.outside <= progress.outside_before:
+            return progress.last_loss
+    work = _take(engine, batches)
     steps, takeovers = progress.steps, progress.takeovers
 
     def attempt() -> float:
@@ -71,11 +82,51 @@ def attempt_of(engine: Engine, work: StepInput, answer: Callable[[Engine, int], 
         else:
             loss = _step_alone(engine, work)
             asked = handshakes.wish(engine, STEP, progress.steps)
-        if asked > engine.doing:
+        if asked > engine.answering:
             answer(engine, asked)
         return loss
 
-    return attempt
+    return together(engine, attempt)
+
+
+def _take(engine: Engine, batches: Sequence[Any]) -> StepInput:
+    """Where the batches of fewer workers make a step, each worker has more than fits at a time: cut it."""
+    generation, feed = engine.generation, engine.feed
+    limit = feed.batch if generation.feeds < engine.progress.full else None
+    parts, total = parts_of(batches, limit, generation.device)
+    places = feed.audit.find(batches, total) if feed.data is not None else []
+    return StepInput(parts, total, len(batches), places)
+
+
+# What all workers do together
+
+
+def together(engine: Engine, attempt: Callable[[], T]) -> T:
+    """Do something together with the other workers, whichever of them die meanwhile. A worker that fails in it takes
+    part in nothing more."""
+    if engine.is_closed:
+        raise UsageError("the session is closed; make a new one to go on training")
+    if engine.failure:
+        raise UsageError(
+            f"an earlier step failed ({engine.failure}); the other workers could not wait, start again"
+        )
+    try:
+        return survive(engine, attempt)
+    except BaseException as error:
+        engine.failure = f"{type(error).__name__}: {error}"
+        raise
+
+
+def survive(engine: Engine, attempt: Callable[[], T]) -> T:
+    """Make an attempt, and make it again in the next generation if members change in it."""
+    while True:
+        try:
+            return attempt()
+        except (PeerLost, Regroup) as cause:
+            recover(engine, cause)
+
+
+# One attempt
 
 
 def _step_alone(engine: Engine, work: StepInput) -> float:
@@ -91,7 +142,7 @@ def _step_alone(engine: Engine, work: StepInput) -> float:
 
 
 def look_up(engine: Engine) -> None:
-    """Where workers do not wait for each other, each looks before a step whether its generation is over."""
+    """Where workers do not wait for each other: raise if this generation is over."""
     if engine.member:
         engine.member.check()
         if engine.member.wants_change:
@@ -127,15 +178,15 @@ def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Shar
     if handshake is None:
         return Share(parts=work.parts, total=lambda: own)
     pooled, generation = engine.traits.pooled, engine.generation
-    # All workers must have answered before anything else is exchanged; only between hosts, where every worker
-    # has data, the answers may come while the forward pass runs.
-    if not work.parts or not pooled or generation.one_host or not generation.is_whole:
+    # All workers must have answered before anything else is exchanged; only where every worker has data, those of
+    # other hosts may answer while the forward pass runs.
+    if not handshake.is_answered and not (work.parts and pooled and generation.is_whole):
         handshake.wait()
     return Share(parts=work.parts, total=handshake.total if pooled else handshake.of_replica)
 
 
 def _who_meets(engine: Engine) -> Learners | None:
-    """In the step to come: the workers whose samples become safe, by those who share them; None: all of them."""
+    """The workers whose samples the step to come makes safe, in groups that share them; None: all share all."""
     placed = engine.placed
     groups = engine.strategy.who_meets(engine.generation.replica.steps, placed.peers.hosts)
     if groups is None:
@@ -154,7 +205,7 @@ def transaction_of(
 ) -> Iterator[Transaction]:
     """Something that counts for all workers or for none. `together` is whether the other workers depend on it: then,
     should one of them die in it, all that are left roll it back or all commit it."""
-    guarded = together and engine.generation.is_own and engine.can_go_on
+    guarded = together and engine.generation.is_own and can_go_on(engine)
     transaction = Transaction(
         undo=Undo(engine.replica) if guarded else None, finish=finish, loss=engine.progress.last_loss
     )
@@ -170,7 +221,7 @@ def transaction_of(
 def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: float, safety: Safety) -> None:
     """The step is made: from here on it counts."""
     progress, feed, traits, member = engine.progress, engine.feed, engine.traits, engine.member
-    training = engine.training
+    generation, training = engine.generation, engine.training
     if _is_watched(training.optimizer):
         _show_step(engine, loss)
     if training.scheduler is not None:
@@ -184,18 +235,24 @@ def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: f
     progress.commits += traits.lockstep
     progress.parted = True
     progress.samples += total
+    if answers is None:
+        progress.uncounted += work.samples
     if feed.data is not None and traits.lockstep:
         progress.position += total
         if answers:
             feed.note_step(answers.drawn, safety.is_safe, safety.groups, late=traits.late)
-    if answers is None:
-        progress.uncounted += work.samples
-    _publish_use(engine, is_safe=safety.is_safe)
+    if generation.used and safety.is_safe:
+        # Where gradients come late, this step makes safe what the worker had used before it.
+        generation.used.publish(feed.progress if traits.late else feed.prospect)
+    feed.used = feed.drawn
     if member:
-        member.stepped(progress.steps)
+        member.steps = progress.steps
+        if progress.steps_here == 1:
+            member.tell()  # the generation works
         engine.change_is_due = answers is not None and answers.change
-    counted = work.samples * engine.generation.counts
-    telemetry.step(step=progress.steps, epoch=progress.epoch, loss=loss, samples=counted)
+    telemetry.step(
+        step=progress.steps, epoch=progress.epoch, loss=loss, samples=work.samples * generation.counts
+    )
     if engine.saver.writing:
         engine.saver.look()
     engine.clock.lap(total)
@@ -203,16 +260,6 @@ def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: f
         progress.last_loss = loss
         if warning := engine.loss_watch.see(progress.steps, loss):
             engine.warn(warning)
-
-
-def _publish_use(engine: Engine, *, is_safe: bool) -> None:
-    """This worker has used what it has drawn; say so where workers do not wait for each other."""
-    feed, late = engine.feed, engine.traits.late
-    if is_safe and late:
-        publish(engine)  # what this worker had used before this step
-    feed.used = feed.drawn
-    if is_safe and not late:
-        publish(engine)
 
 
 def publish(engine: Engine) -> None:
@@ -228,7 +275,7 @@ def _is_watched(optimizer: Optimizer) -> bool:
 
 
 def _show_step(engine: Engine, loss: float) -> None:
-    """Call `step` also where others make the update; without gradients it changes nothing."""
+    """Call `step` also where servers or a shared replica make the update; without gradients it changes nothing."""
     evaluates = engine.replica.needs_closure
     if engine.served or not evaluates:
         engine.training.optimizer.step(*[lambda: loss] * evaluates)

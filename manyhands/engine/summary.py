@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 
 from manyhands import placement, telemetry
-from manyhands.engine.engine import Engine
+from manyhands.engine.engine import Engine, Totals
 
 
 def summarize(engine: Engine) -> dict[str, Any]:
     progress, world = engine.progress, engine.world
-    bytes_sent, shared_bytes = engine.total_bytes or own_bytes()
-    more = {"servers": world.servers, "staleness": engine.staleness} if engine.served else {}
+    totals = engine.totals or Totals(*own_bytes(), None)
+    more = {"servers": world.servers, "staleness": totals.staleness} if engine.served else {}
     return {
         "samples_per_second": round(engine.clock.rate(), 2),
         "loss": progress.measured.get("loss", progress.last_loss),
@@ -24,8 +24,8 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "hosts": len(world.hosts),
         "strategy": engine.settings.strategy,
         "placement": placement.describe(engine.placed.placement),
-        "bytes_sent": int(bytes_sent),
-        "shared_bytes": int(shared_bytes),
+        "bytes_sent": int(totals.bytes_sent),
+        "shared_bytes": int(totals.shared_bytes),
         "wall_s": round(engine.clock.wall_s(), 3),
         "committed": engine.feed.report,
         **more,
@@ -38,7 +38,7 @@ def write_summary(out: Path, summary: dict[str, Any]) -> None:
     temporary.replace(out / "summary.json")
 
 
-def own_bytes() -> list[float]:
+def own_bytes() -> tuple[float, float]:
     """What this process has sent, and has passed through the memory of its host."""
     totals = telemetry.totals()
-    return [float(totals.get(name, 0)) for name in ("bytes_sent", "shared_bytes")]
+    return float(totals.get("bytes_sent", 0)), float(totals.get("shared_bytes", 0))

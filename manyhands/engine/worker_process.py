@@ -4,26 +4,40 @@ import atexit
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 from manyhands import telemetry
 from manyhands.checkpoint import background_write
 from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.cluster.worker import entry
 from manyhands.cluster.worker.heap import keep_freed_memory
 from manyhands.cluster.worker.member import Member
-from manyhands.cluster.worker.rank_info import own_rank_info
-from manyhands.cluster.worker.world import ServerContext, World, join
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World, join
 from manyhands.engine.join import first_world, membership
 from manyhands.errors import ManyhandsError, PeerLost
 
-if TYPE_CHECKING:
-    from manyhands.engine.engine import Engine
-    from manyhands.engine.session import Session
+
+class OpenSession(Protocol):
+    """What the process asks of its sessions."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def out(self) -> Path | None: ...
+
+    def finish(self) -> None: ...
+
+    def wait_for_saves(self) -> None: ...
+
 
 _world: World | ServerContext | None = None
 _member: Member | None = None
-_sessions: "list[weakref.ref[Session]]" = []  # in the order in which they were made, the same on all workers
+# Each session with what it is known by inside; in the order in which they were made, the same on all workers.
+_sessions: list[tuple[weakref.ref[OpenSession], weakref.ref[object]]] = []
 
 
 def rank() -> int:
@@ -70,22 +84,22 @@ def worker_count() -> int:
     return own_world().rank_info.workers
 
 
-def register(session: "Session") -> None:
-    _sessions.append(weakref.ref(session))
+def register(session: OpenSession, engine: object) -> None:
+    """At exit, this process finishes the session if it is still open."""
+    _sessions.append((weakref.ref(session), weakref.ref(engine)))
 
 
-def open_sessions() -> "list[Session]":
-    """The sessions of this process that are not closed."""
-    return [one for reference in _sessions if (one := reference()) is not None and not one.is_closed]
-
-
-def others(engine: "Engine") -> "list[Session]":
-    """The other sessions of this process that are not closed."""
-    return [session for session in open_sessions() if session.engine is not engine]
+def open_sessions(*, besides: object = None) -> list[OpenSession]:
+    """The sessions of this process that are not closed, without the one of an engine."""
+    return [
+        session
+        for reference, engine in _sessions
+        if (session := reference()) is not None and not session.is_closed and engine() is not besides
+    ]
 
 
 def _leave(pid: int) -> None:
-    """At exit: wait for the others, unless this process ends because of an error or is a fork of the worker."""
+    """At exit: wait for the other workers, unless this process ends because of an error or is a fork of the worker."""
     global _world
     if os.getpid() != pid:
         return
@@ -96,7 +110,7 @@ def _leave(pid: int) -> None:
             for session in open_sessions():
                 session.finish()
         except (PeerLost, SystemExit):
-            pass  # the worker that died says why, and the one that told us to end knows it
+            pass  # the worker that died says why; the process that ended this one knows
         except ManyhandsError as error:
             problem = error
     for session in open_sessions():

@@ -15,7 +15,7 @@ from manyhands.placement.process_groups import ProcessGroups
 from manyhands.replica.layout import Layout
 from manyhands.replica.replica import Replica
 from manyhands.replica.state.slice_of import TensorSlice
-from manyhands.replica.state.state import States
+from manyhands.replica.state.transcoding import States
 
 Tensors = dict[str, Tensor]
 

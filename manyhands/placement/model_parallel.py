@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
 from manyhands.placement.process_groups import ProcessGroups
-from manyhands.replica.optimizer.updates import is_element_wise
+from manyhands.replica.optimizer.abilities import is_element_wise
 from manyhands.replica.parameters import trained
 from manyhands.replica.part import Loss, Part
 from manyhands.replica.state.slice_of import TensorSlice

@@ -1,5 +1,6 @@
 """A worker's standing in the mesh: its position, and the worlds of those it works with."""
 
+from manyhands.cluster.worker.division import divided
 from manyhands.cluster.worker.world import World
 from manyhands.placement.mesh import Mesh
 
@@ -18,8 +19,8 @@ class ProcessGroups:
         self.feed = mesh.feed(world.rank)
         whole = mesh.members == 1
         # The strategy's world: replicas agree part by part.
-        self.peers = world if whole else world.divided(mesh.peers())
+        self.peers = world if whole else divided(world, mesh.peers())
         # All workers of this replica, in the order of the mesh.
-        self.crew = world.divided(mesh.crews())
+        self.crew = divided(world, mesh.crews())
         # Those with whom this worker divides its layers.
-        self.sides = self.crew if mesh.members == mesh.ways else world.divided(mesh.sides())
+        self.sides = self.crew if mesh.members == mesh.ways else divided(world, mesh.sides())

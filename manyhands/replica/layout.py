@@ -7,6 +7,7 @@ last layer first, the order in which a backward pass finishes them, so the spans
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 ALIGN = 16  # elements: each parameter starts on a cache line of its own
@@ -53,7 +54,7 @@ class Span:
     stop: int
     places: tuple[int, ...]  # the parameters that lie in it, wholly or partly
 
-    @property
+    @cached_property
     def slice(self) -> slice:
         return slice(self.start, self.stop)
 
@@ -94,7 +95,7 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int, matrix_s
     return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit, lanes, matrix_spans)), length=at)
 
 
-def slots(layout: Layout) -> list[slice]:
+def table_rows(layout: Layout) -> list[slice]:
     """By span: where the numbers of its places are in a table with a row for each place of each span."""
     found, at = [], 0
     for span in layout.spans:

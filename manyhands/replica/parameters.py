@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from manyhands.errors import UsageError
 from manyhands.replica.layout import Layout, Shape, lay_out
-from manyhands.replica.optimizer.updates import descends, is_element_wise
+from manyhands.replica.optimizer.abilities import descends, is_element_wise
 
 # Gradients made of factors are made faster for many rows at once. Measured for SGD in passes only: where a span's state
 # is copied before its update (`Journal.begin`), larger spans cost something as well.

@@ -26,14 +26,10 @@ from manyhands.replica.gradients.summing import Gradients, OnReady
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import Span
 from manyhands.replica.neighbours import Neighbours
+from manyhands.replica.optimizer.abilities import needs_closure, vector_states
+from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
 from manyhands.replica.optimizer.undo_log import UndoLog
-from manyhands.replica.optimizer.updates import (
-    Updates,
-    hyper_parameters,
-    needs_closure,
-    set_hyper_parameters,
-    vector_states,
-)
+from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids
 from manyhands.replica.part import Loss, Part, Share
 from manyhands.replica.server_memory import ServerMemory
@@ -192,7 +188,7 @@ class Replica:
             exact=exact,
         )
         self._journal: UndoLog | None = None
-        if self._host and self._barrier_group and self.updates.numbers is not None:
+        if self._host and self._barrier_group and self._journaled:
             changed = [self.params, *self.updates.vectors.values()]
             self._journal = UndoLog(
                 self.layout,
@@ -211,7 +207,7 @@ class Replica:
             factors,
             self.tables,
             before_gate=self._journaled or self.part.frugal or self._in_parts,
-            scratch=self._journal.room if self._journal else None,
+            scratch=self._journal.scratch if self._journal else None,
         )
         self._gate = self._barrier_group.host.progress() if self._barrier_group and self._in_parts else None
         self._received = self._host.progress() if self._host and self.gated and self._workers > 1 else None
@@ -438,7 +434,10 @@ class Replica:
 
     def _update(self, span: Span, gradient: Tensor) -> None:
         with telemetry.timed("update"):
-            self.updates.make(span, gradient, self._skipped, self._journal, self._gradients.step)
+            if self._journal:
+                self._journal.update(self.updates, span, gradient, self._skipped, self._gradients.step)
+            else:
+                self.updates.apply(span, gradient, self._skipped)
 
     def receive(self) -> None:
         """The sums of all hosts are here for the spans that this worker owns: wait until that is true of every worker
@@ -480,7 +479,7 @@ class Replica:
         steps = self.begun
         if self._index == survivors[0]:
             for worker in sorted(set(range(self._workers)) - set(survivors)):
-                self._journal.repair(worker, steps, self.updates.descent_of_another)
+                self._journal.repair(self.updates, worker, steps)
         self._meet(everyone, next(meetings))
         left = self._journal.left(steps)
         self._meet(everyone, next(meetings))  # everyone has the same list

@@ -111,7 +111,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pyt
 
 
 def killed(session: Session) -> None:
-    writing, _ = session.engine.saver._writing or (None, None)
+    writing, _ = session.engine.saver.writing or (None, None)
     if writing is not None:
         os.kill(writing._process.pid, signal.SIGKILL)
 
@@ -148,9 +148,7 @@ def test_a_failed_write_is_told_at_once_and_harms_nothing(
         session.save(tmp_path)
         harm(session)
         while (
-            world.rank == 0
-            and session.engine.saver._writing
-            and not session.engine.saver._writing[0].is_over()
+            world.rank == 0 and session.engine.saver.writing and not session.engine.saver.writing[0].is_over()
         ):
             pass
         train(session, 1)  # and hears of it
@@ -275,7 +273,7 @@ def test_what_is_sent_to_every_process_of_a_job_does_not_end_the_one_that_writes
     def work(world: World) -> str | None:
         session = make_session(world)
         session.save(tmp_path / "checkpoints")
-        writing, _ = session.engine.saver._writing or pytest.fail("nothing is being written")
+        writing, _ = session.engine.saver.writing or pytest.fail("nothing is being written")
         while not list((tmp_path / "checkpoints").glob(".step-*")):
             assert not writing.is_over()
         for number in (signal.SIGTERM, signal.SIGINT):

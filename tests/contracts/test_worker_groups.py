@@ -85,7 +85,7 @@ def run(
                 groups.append(len(session.engine.generation.servers.groups))
                 updates.append(sum(report.updates for report in counted) // groups[-1])
         session.close()
-        staleness.append(session.engine.staleness)
+        staleness.append(session.engine.totals.staleness if session.engine.totals else None)
         return [param.detach().clone() for param in net.parameters()]
 
     staleness: list[Any] = []

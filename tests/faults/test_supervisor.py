@@ -375,8 +375,8 @@ def test_work_can_be_saved_before_termination(run: Run) -> None:
         if rank == 1:
             wait_for("ready-0")
             sys.exit(4)
-        from manyhands.cluster import worker
-        worker.before_termination.append(lambda: print("saved"))
+        from manyhands.cluster.worker import entry
+        entry.before_termination.append(lambda: print("saved"))
         mark("ready-0")
         time.sleep(600)
         """
@@ -518,7 +518,7 @@ def test_forks_do_not_share_their_random_numbers(run: Run) -> None:
 
 LAUNCHER = """
 import sys
-from manyhands.cluster import cores, supervisor
+from manyhands.cluster.launcher import cores, supervisor
 outcome = supervisor.run(
     sys.argv[1:], workers=2, layout=cores.layout(2), environ={}, run_dir=None, on_tick=lambda: None,
     on_line=lambda rank, line: print(line, flush=True), load="json",

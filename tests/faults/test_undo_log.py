@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.world import World
 from manyhands.engine.session import Session
 from manyhands.errors import PeerLost
-from manyhands.replica.optimizer.descent import MOMENTUM, PARAMS, ROOM
+from manyhands.replica.optimizer.descent import MOMENTUM, PARAMS, SCRATCH
 from tests.sessions import session_of
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ FAULTS = [
 ]
 
 
-PASSES = {"momentum": MOMENTUM, "room": ROOM, "params": PARAMS}
+PASSES = {"momentum": MOMENTUM, "room": SCRATCH, "params": PARAMS}
 FAULTS_IN_PASSES = [Fault(who=who, when=when, span=1) for who, when in enumerate(PASSES)]
 
 
@@ -170,11 +170,11 @@ def arm_pass(replica: Any, fault: Fault, die: Callable[[], None]) -> None:
     def half_a_pass(owner: int, span: Any, stage: int) -> None:
         note(owner, span, stage)
         if stage == PASSES[fault.when] and next(calls) == fault.span:
-            descent = replica.updates.descent_of_another(span)
+            descent = replica.updates.begun_descent(span)
             half = len(descent.params) // 2
             target = {
                 MOMENTUM: descent.momentum,
-                ROOM: journal.room,
+                SCRATCH: journal.scratch,
                 PARAMS: descent.params,
             }
             target[stage][:half] = float("nan")

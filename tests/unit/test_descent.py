@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from manyhands.replica.optimizer.descent import MOMENTUM, PARAMS, ROOM, Descent, is_simple
+from manyhands.replica.optimizer.descent import MOMENTUM, PARAMS, SCRATCH, Descent, is_simple
 
 SETTINGS = list(itertools.product([0.0, 0.9], [0.0, 0.01]))
 
@@ -50,7 +50,7 @@ def test_in_place_gives_the_same_bits(keep: float, decay: float) -> None:
     assert keep == 0 or torch.equal(protected.momentum, in_place.momentum)
 
 
-@pytest.mark.parametrize("stage", [MOMENTUM, ROOM, PARAMS])
+@pytest.mark.parametrize("stage", [MOMENTUM, SCRATCH, PARAMS])
 def test_whoever_takes_it_up_again_comes_to_the_same(stage: int) -> None:
     whole, gradient = descent(0.9, 0.01)
     whole.make(gradient, torch.empty(1003), lambda stage: None)
@@ -62,7 +62,7 @@ def test_whoever_takes_it_up_again_comes_to_the_same(stage: int) -> None:
 
     def die_within(noted: int) -> None:
         if noted == stage:
-            {MOMENTUM: torn.momentum, ROOM: room, PARAMS: torn.params}[stage][:500] = float("nan")
+            {MOMENTUM: torn.momentum, SCRATCH: room, PARAMS: torn.params}[stage][:500] = float("nan")
             raise Death
 
     with pytest.raises(Death):

@@ -38,6 +38,10 @@ def test_the_readme_is_what_the_summaries_give() -> None:
     assert text == report.readme(text, report.load()), "use: make numbers"
 
 
+def test_the_picture_is_what_the_summaries_give() -> None:
+    assert report.PICTURE.read_text() == report.picture(report.load()), "use: make numbers"
+
+
 def test_another_number_makes_other_pages() -> None:
     """The comparisons above can fail."""
     found = report.load()
@@ -47,6 +51,7 @@ def test_another_number_makes_other_pages() -> None:
         line["median"] += 1
     assert report.claims(other) != report.claims(found)
     assert report.page(other) != report.page(found)
+    assert report.picture(other) != report.picture(found)
 
 
 def test_every_claim_has_its_number_its_command_and_its_summary() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 import zmq
 
-from manyhands.cluster.worker import addresses
+from manyhands.cluster.launchers import addresses
 from manyhands.errors import UsageError
 
 

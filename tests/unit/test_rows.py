@@ -13,7 +13,8 @@ from torch import Tensor
 from manyhands.errors import UsageError
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import LARGEST_BLOCK, Layout, Shape, lay_out
-from manyhands.replica.optimizer.updates import Updates, keeps_to_rows
+from manyhands.replica.optimizer.abilities import keeps_to_rows
+from manyhands.replica.optimizer.updates import Updates
 from manyhands.servers.process.handlers import Reply
 from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, stale
 from manyhands.servers.protocol.messages import Finish, Gain, NotAMessage, Pull, Push, Put, Values

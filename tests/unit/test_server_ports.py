@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from manyhands import telemetry
-from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from manyhands.cluster.coordinator.control import Invitation
-from manyhands.cluster.coordinator.coordinator import Ended, Orders, Report
+from manyhands.cluster.coordinator.orders import Ended, Orders, Report
 from manyhands.cluster.launchers import local
 from manyhands.comm.transports.curve import make_keys
 

@@ -17,7 +17,6 @@ from typing import Any
 from manyhands.cluster.launcher import fork_server
 from manyhands.cluster.launcher.exits import ending
 from manyhands.cluster.launchers import local
-from manyhands.cluster.worker import leaving
 from manyhands.errors import ManyhandsError
 
 _TAIL_LINES = 40
@@ -62,7 +61,7 @@ class Worker:
 
     def hear_error(self, line: str) -> str | None:
         """Keep a line of standard error; gives what of it should be shown now."""
-        before, mark, code = line.partition(local.LAST_WORDS)
+        before, mark, code = line.partition(local.EXIT_REPORT)
         if mark and code.isdecimal():
             self.last_words = int(code)
             self.tail = deque(maxlen=_LAST_WORDS_LINES)
@@ -356,9 +355,9 @@ class WorkerProcesses:
         self._kill_at = time.monotonic() + grace_s
         self._forget_unhatched()
         for worker in self.running:
-            worker.signal(leaving.END)
+            worker.signal(local.END)
 
-    def ask_to_leave(self, number: int = leaving.ASK) -> None:
+    def ask_to_leave(self, number: int = local.ASK) -> None:
         """Let every worker finish what it is doing, save and leave."""
         for worker in self.running:
             worker.signal(number)

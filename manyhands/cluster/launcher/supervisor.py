@@ -19,8 +19,8 @@ from manyhands.cluster.launcher.cores import CoreLayout
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.processes import Worker, WorkerProcesses
 from manyhands.cluster.launchers import local
-from manyhands.cluster.worker import leaving
-from manyhands.cluster.worker.rank_info import SERVERS
+from manyhands.cluster.launchers.host_identity import host_identity
+from manyhands.cluster.launchers.rank_info import SERVERS
 
 if TYPE_CHECKING:
     from manyhands.cluster.launcher.coordination import Coordination, Elastic
@@ -69,7 +69,7 @@ def run(
     elastic: "Elastic | None" = None,
     host_agent: "HostAgent | None" = None,
     on_event: Callable[[Event], None] = lambda event: None,
-    ask: int = leaving.ASK,
+    ask: int = local.ASK,
 ) -> Outcome:
     """Run `command` (a script or `-m` and a module, with its arguments) in every process until all have ended.
 
@@ -116,7 +116,7 @@ def run(
             before = prefix(place) if prefix else []
             if host_agent:
                 more = more | {local.NUMBER: str(host_agent.first_number + crew.size)}
-            command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker.entry", *command]
+            command_line = [*before, sys.executable, "-m", "manyhands.cluster.worker", *command]
             return crew.start(command_line, environs[place] | more, rank)
 
         survival: Survival | HostAgent | None = host_agent
@@ -124,7 +124,7 @@ def run(
             host_agent.see_to(crew, lambda place: start(place, {}))
         if elastic and coordination:
             if elastic.most > workers and run_dir is not None and crew.memory_fd is not None:
-                from manyhands.cluster.launcher.invitation import Invite, host_mark, published
+                from manyhands.cluster.launcher.invitation import Invite, published
 
                 invite = Invite(
                     invitation=coordination.invitation,
@@ -135,7 +135,7 @@ def run(
                     most=elastic.most,
                     launcher=os.getpid(),
                     memory_fd=crew.memory_fd,
-                    mark=host_mark(),
+                    mark=host_identity(),
                 )
                 stack.enter_context(published(run_dir, invite))
             from manyhands.cluster.launcher import (
@@ -268,7 +268,7 @@ def _innocence(worker: Worker) -> int:
     """0 for one that died by itself, more for one that lost its peer or was told to end."""
     if worker.code == local.EXIT_PEER_LOST:
         return 2
-    told = (local.EXIT_TERMINATED, -signal.SIGTERM, -leaving.ASK, -leaving.END)
+    told = (local.EXIT_TERMINATED, -signal.SIGTERM, -local.ASK, -local.END)
     return 1 if worker.code in told else 0
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from manyhands.cluster.coordinator.coordinator import Report
+from manyhands.cluster.coordinator.orders import Report
 from manyhands.cluster.launcher.coordination import Coordination, Elastic
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.exits import describe_exit

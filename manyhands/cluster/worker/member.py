@@ -44,7 +44,6 @@ class _ToldState:
     waits: bool
     has_state: bool = False
     commits: int = 0
-    steps: int = 0
     in_step: bool = False
     lost: tuple[int, ...] = ()
     place: str = ""
@@ -64,6 +63,7 @@ class Member:
         self._state = _ToldState(generation=-1 if is_new else 0, new_generation=None, waits=False)
         self._is_leaving = False
         self._over: tuple[int, ...] | None = None
+        self.steps = 0  # that this worker has committed; every beat says it
         self.wants_change = False  # whether this generation should end between two steps
         self._next: NewGeneration | None = None
         self._refusal = ""
@@ -106,12 +106,11 @@ class Member:
     ) -> NewGeneration:
         """Leave this generation, having committed so much; returns the next one when it begins."""
         with self._news:
-            self._next = None
+            self._next, self.steps = None, steps
             self._say(
                 waits=True,
                 has_state=has_state,
                 commits=commits,
-                steps=steps,
                 in_step=in_step,
                 lost=lost,
                 place=place,
@@ -134,14 +133,12 @@ class Member:
 
     def enter(self, *, commits: int, steps: int) -> None:
         """At work in the generation that `next` gave, with everything taken over."""
-        self._say(commits=commits, steps=steps)
+        self.steps = steps
+        self._say(commits=commits)
 
-    def stepped(self, steps: int) -> None:
-        """A step is committed; the first one of a generation is told at once."""
-        before = self._state
-        self._state = _ToldState(**{**vars(before), "steps": steps})
-        if before.new_generation is not None and before.steps == before.new_generation.steps:
-            os.eventfd_write(self._wake, 1)
+    def tell(self) -> None:
+        """Say at once what the next beat would say."""
+        os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
         """Say goodbye."""
@@ -192,6 +189,7 @@ class Member:
             host=self._host,
             leaving=self._is_leaving,
             serves=self.serves,
+            steps=self.steps,
             **vars(self._state),
         )
 

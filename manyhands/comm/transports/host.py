@@ -10,6 +10,7 @@ import select
 import signal
 import struct
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 
 import torch
@@ -104,7 +105,7 @@ class Host:
         """A zero-filled vector that every worker of the host sees; all must ask, in the same order."""
         return self.arena.tensor(length, dtype)
 
-    def drawers(self, count: int) -> Slots:
+    def slots(self, count: int) -> Slots:
         """Places for bytes that every worker of the host sees; all must ask, in the same order."""
         return Slots(self.arena.fd, self.arena.reserve(slots.BYTES), count)
 
@@ -123,12 +124,14 @@ class Host:
         form = f"{width}d"
         struct.pack_into(form, self._rows, base + self.index * ROW * 8, *row)
         self._counters.publish(self.index, self._meetings)
-        with telemetry.timed("wait"):
+        began_s = time.perf_counter()
+        try:
             for peer in range(self.size):
                 self._counters.wait(peer, self._meetings)
-        return [
-            list(struct.unpack_from(form, self._rows, base + peer * ROW * 8)) for peer in range(self.size)
-        ]
+        finally:
+            telemetry.add_seconds("wait", time.perf_counter() - began_s)
+        rows = self._rows[base : base + self.size * ROW * 8]
+        return list(map(list, struct.iter_unpack(f"{form}{(ROW - width) * 8}x", rows)))
 
     def barrier(self) -> None:
         self.exchange([])

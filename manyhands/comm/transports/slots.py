@@ -6,7 +6,7 @@ Nobody has to know beforehand how long the bytes will be: addresses are plenty, 
 import os
 import struct
 
-BYTES = 1 << 42  # of addresses, for all drawers together
+BYTES = 1 << 42  # of addresses, for all slots together
 _LENGTH = struct.Struct("q")
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.cluster.worker.division import Division
+from manyhands.cluster.worker.world import World
 from manyhands.comm.transports.transport import Handle
 from manyhands.errors import UsageError
 
@@ -25,7 +25,7 @@ Message = list[tuple[Tensor, bool]]  # tensors, and whether each needs gradients
 class StageChannel:
     """What this worker sends to the others of its replica and has got from them."""
 
-    def __init__(self, crew: Division) -> None:
+    def __init__(self, crew: World) -> None:
         self._transport = crew.channel(slots=SLOTS, slot_bytes=SLOT_BYTES)
         self._near = crew.host.ranks
         self._inbox: dict[tuple[int, Key], Message] = {}

@@ -3,16 +3,16 @@
 An optimizer that changes parameters and momentum in place leaves a mixture behind if its process dies in the middle.
 Here each pass writes to one place what it reads from others, and says so first:
 
-    room      <-  gradient + keep * momentum
-    momentum  <-  room                              MOMENTUM
-    room      <-  params - rate * momentum          ROOM
-    params    <-  room                              PARAMS
+    scratch   <-  gradient + keep * momentum
+    momentum  <-  scratch                           MOMENTUM
+    scratch   <-  params - rate * momentum          SCRATCH
+    params    <-  scratch                           PARAMS
 
-Whoever knows which of them was going on makes it again, and then the rest. (The third finds the momentum in the room,
-where it has just been made, unless it is made again.) `room` is one span of memory that all
-workers of the host see, used for every span in turn, so that it stays in the cache: nothing else is copied, and nothing
-is kept of what was before. The gradient may itself be in the room, if it can be made again. Without momentum the first
-and the third pass are one.
+A survivor that knows which of them was going on makes it again, and then the rest. (The third finds the momentum in the
+scratch, where it has just been made, unless it is made again.) The scratch is one span of memory that all workers of
+the host see, used for every span in turn, so that it stays in the cache: nothing else is copied, and nothing is kept of
+what was before. The gradient may itself be in the scratch, if it can be made again. Without momentum the first and the
+third pass are one.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOMENTUM, ROOM, PARAMS = 1, 2, 3
+MOMENTUM, SCRATCH, PARAMS = 1, 2, 3
 
 Note = Callable[[int], None]
 
@@ -44,34 +44,34 @@ class Descent:
     keep: float  # how much of the momentum
     decay: float
 
-    def make(self, gradient: Tensor, room: Tensor, note: Note) -> None:
-        """The whole step; `note` is told of each pass before it begins. Changes `gradient` only if it is `room`."""
+    def make(self, gradient: Tensor, scratch: Tensor, note: Note) -> None:
+        """The whole step; `note` is told of each pass before it begins. Changes `gradient` only if it is `scratch`."""
         with torch.no_grad():
-            gradient = self._decayed(gradient, room)
+            gradient = self._decayed(gradient, scratch)
             if self.momentum is not None:
-                torch.add(gradient, self.momentum, alpha=self.keep, out=room)
-                self.go_on(MOMENTUM, room, note)
+                torch.add(gradient, self.momentum, alpha=self.keep, out=scratch)
+                self.go_on(MOMENTUM, scratch, note)
             else:
-                torch.add(self.params, gradient, alpha=-self.rate, out=room)
-                self.go_on(PARAMS, room, note)
+                torch.add(self.params, gradient, alpha=-self.rate, out=scratch)
+                self.go_on(PARAMS, scratch, note)
 
-    def go_on(self, stage: int, room: Tensor, note: Note) -> None:
+    def go_on(self, stage: int, scratch: Tensor, note: Note) -> None:
         """The rest of a step, from the pass that was last noted."""
         with torch.no_grad():
             if self.momentum is not None:
                 momentum = self.momentum
                 if stage == MOMENTUM:
                     note(MOMENTUM)
-                    self.momentum.copy_(room)
-                    momentum = room  # in the cache
-                if stage <= ROOM:
-                    note(ROOM)
-                    torch.add(self.params, momentum, alpha=-self.rate, out=room)
+                    self.momentum.copy_(scratch)
+                    momentum = scratch  # in the cache
+                if stage <= SCRATCH:
+                    note(SCRATCH)
+                    torch.add(self.params, momentum, alpha=-self.rate, out=scratch)
             note(PARAMS)
-            self.params.copy_(room)
+            self.params.copy_(scratch)
 
     def make_in_place(self, gradient: Tensor) -> None:
-        """The same to the last bit, where nobody could go on anyway."""
+        """The same to the last bit, where no survivor could go on anyway."""
         with torch.no_grad():
             gradient = self._decayed(gradient, None)
             if self.momentum is not None:
@@ -81,3 +81,16 @@ class Descent:
     def _decayed(self, gradient: Tensor, into: Tensor | None) -> Tensor:
         gradient = gradient[: len(self.params)]
         return torch.add(gradient, self.params, alpha=self.decay, out=into) if self.decay else gradient
+
+
+def descent_of(settings: Mapping[str, Any], params: Tensor, momentum: Tensor | None) -> Descent | None:
+    """A step of a group of `torch.optim.SGD`, if its settings are simple."""
+    if not is_simple(settings):
+        return None
+    return Descent(
+        params=params,
+        momentum=momentum,
+        rate=settings["lr"],
+        keep=settings["momentum"],
+        decay=settings["weight_decay"],
+    )

@@ -1,4 +1,4 @@
-"""What an owner is about to change, where the others can read it, so that they can finish its work if it dies.
+"""The undo log: what an owner is about to change, where the others can read it and finish its work if it dies.
 
 Before an optimizer updates a span, its parameters and its optimizer state are copied to a place that is used again for
 every span, and so stays in the cache. If the owner dies in the middle, the survivors put the copy back. Updates made of
@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from manyhands.replica.layout import Layout, Span, slots
-from manyhands.replica.optimizer.descent import Descent
+from manyhands.replica.layout import Layout, Span, table_rows
+from manyhands.replica.optimizer.updates import Updates
 
 Allocate = Callable[[int, torch.dtype], Tensor]
 
@@ -40,12 +40,14 @@ class UndoLog:
         self._mine = mine
         self._vectors = vectors
         self._numbers = numbers  # by place of a span
-        self._slots = slots(layout)
+        self._rows = table_rows(layout)
         longest = max(span.stop - span.start for span in layout.spans)
         self._values_before = [
             allocate(owners * longest, vector.dtype).view(owners, longest) for vector in vectors
         ]
-        self._rooms = allocate(owners * longest, vectors[0].dtype).view(owners, longest)
+        self._scratches = allocate(owners * longest, vectors[0].dtype).view(owners, longest)
+        # What this owner's descents pass through; a gradient may be made there, to be found in the cache.
+        self.scratch = self._scratches[mine]
         most = max(len(span.places) for span in layout.spans)
         size = owners * most * numbers.shape[1]
         self._numbers_before = allocate(size, numbers.dtype).view(owners, most, numbers.shape[1])
@@ -55,29 +57,33 @@ class UndoLog:
         self._done = allocate(len(layout.spans), torch.int64).numpy()
         self._layout = layout
 
-    @property
-    def room(self) -> Tensor:
-        """What this owner's descents pass through; a gradient may be made there, to be found in the cache."""
-        return self._rooms[self._mine]
-
-    def begin(self, span: Span) -> None:
+    def _begin(self, span: Span) -> None:
         """This owner is about to update a span."""
         mine, length = self._mine, span.stop - span.start
         for before, vector in zip(self._values_before, self._vectors, strict=True):
             before[mine, :length].copy_(vector[span.slice])
         if self._numbers.shape[1]:
-            self._numbers_before[mine, : len(span.places)].copy_(self._numbers[self._slots[span.index]])
+            self._numbers_before[mine, : len(span.places)].copy_(self._numbers[self._rows[span.index]])
         self._note(mine, span, 0)
 
     def _note(self, owner: int, span: Span, stage: int) -> None:
         self._changing[owner] = 1 + span.index * _STAGES + stage
 
-    def descend(self, span: Span, descent: Descent, gradient: Tensor) -> None:
-        """In place of an update between `begin` and `end`."""
-        room = self.room[: len(descent.params)]
-        descent.make(gradient, room, partial(self._note, self._mine, span))
+    def update(
+        self, updates: Updates, span: Span, gradient: Tensor, skipped: frozenset[int], step: int
+    ) -> None:
+        """`updates.apply`, with notes from which a survivor can finish it."""
+        descent = None if gradient.is_sparse else updates.descent(span, skipped)
+        if descent:
+            scratch = self.scratch[: len(descent.params)]
+            descent.make(gradient, scratch, partial(self._note, self._mine, span))
+        else:
+            self._begin(span)
+            updates.apply(span, gradient, skipped)
+        self.end(span, step)
 
     def end(self, span: Span, step: int) -> None:
+        """A step is in a span."""
         self._done[span.index] = step
         self._changing[self._mine] = 0
 
@@ -85,13 +91,13 @@ class UndoLog:
         """Whether a step is in a span."""
         return bool(self._done[span.index] >= step)
 
-    def repair(self, owner: int, step: int, descent: Callable[[Span], Descent]) -> None:
+    def repair(self, updates: Updates, owner: int, step: int) -> None:
         """Put back what a dead owner was changing in a step, or finish it."""
         span, stage = self._found(owner)
         if span is not None and stage:
-            begun = descent(span)
-            room = self._rooms[owner, : len(begun.params)]
-            begun.go_on(stage, room, partial(self._note, owner, span))
+            begun = updates.begun_descent(span)
+            scratch = self._scratches[owner, : len(begun.params)]
+            begun.go_on(stage, scratch, partial(self._note, owner, span))
             self._done[span.index] = step
             self._changing[owner] = 0
         elif span is not None:
@@ -102,8 +108,8 @@ class UndoLog:
         for before, vector in zip(self._values_before, self._vectors, strict=True):
             vector[span.slice].copy_(before[owner, : span.stop - span.start])
         if self._numbers.shape[1]:
-            self._numbers[self._slots[span.index]] = self._numbers_before[owner, : len(span.places)]
-        # In this order: if we die as well, someone does it again.
+            self._numbers[self._rows[span.index]] = self._numbers_before[owner, : len(span.places)]
+        # In this order: if this process dies as well, another one does it again.
         self._done[span.index] = 0
         self._changing[owner] = 0
 

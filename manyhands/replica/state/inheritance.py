@@ -16,9 +16,14 @@ from torch.optim import Optimizer
 
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
-from manyhands.replica.optimizer.updates import bare_step, settings_of, twin
+from manyhands.replica.optimizer.abilities import bare_step, settings_of, twin
 from manyhands.replica.replica import Replica
-from manyhands.replica.state.state import NUMBER, TENSOR, VECTOR, States, exported, from_first
+from manyhands.replica.state.state import from_first
+from manyhands.replica.state.transcoding import (
+    States,
+    put_together,
+    take_apart,
+)
 
 
 def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, have: Sequence[bool]) -> None:
@@ -65,7 +70,7 @@ def _take(vector: Tensor, world: World, source: int, is_new: bool) -> None:
 def _inherit_states(replica: Replica, old: Replica | None, world: World, source: int) -> None:
     if old is not None and old.is_journaled:
         old.updates.take_from_others(old.spans)
-    states, loose = exported(old) if old is not None else ({}, {})
+    states, loose = take_apart(old.updates.export() if old is not None else {})
     everyone: list[States] = [
         msgspec.json.decode(row, type=States) for row in world.gather(msgspec.json.encode(states))
     ]
@@ -76,15 +81,10 @@ def _inherit_states(replica: Replica, old: Replica | None, world: World, source:
         _fill_in(states, loose, replica, old.steps if old is not None else 0)
     elif old is None:
         states, loose = everyone[source], tensors_from_bytes(blobs[source]) if blobs[source] else {}
-    values: dict[str, dict[str, Any]] = {}
-    for param, entries in states.items():
-        for name, (kind, number) in entries.items():
-            value = {VECTOR: None, NUMBER: number}.get(kind, loose.get(f"{param}/{name}"))
-            values.setdefault(param, {})[name] = value
-    replica.updates.restore(list(replica.owned), values)
+    replica.updates.restore(list(replica.owned), put_together(states, loose))
 
 
-def _after(optimizer: Optimizer, steps: int) -> tuple[dict[str, list[Any]], dict[str, Tensor]]:
+def _after(optimizer: Optimizer, steps: int) -> dict[str, Any]:
     """The state that an optimizer has for a parameter after so many steps, found by making them on a toy."""
     trial, step = twin(optimizer), bare_step(optimizer)
     toy = torch.ones(2, 2)
@@ -93,14 +93,10 @@ def _after(optimizer: Optimizer, steps: int) -> tuple[dict[str, list[Any]], dict
         for _ in range(steps):
             toy.grad = torch.full_like(toy, 0.5)
             step(trial)
-    states: dict[str, list[Any]] = {}
-    loose: dict[str, Tensor] = {}
-    for name, value in trial.state[toy].items():
-        if isinstance(value, Tensor) and value.numel() == 1:
-            states[name], loose[name] = [TENSOR, None], value
-        else:
-            states[name] = [VECTOR, None] if isinstance(value, Tensor) else [NUMBER, value]
-    return states, loose
+    return {
+        name: None if isinstance(value, Tensor) and value.numel() > 1 else value
+        for name, value in trial.state[toy].items()
+    }
 
 
 def _fill_in(states: States, loose: dict[str, Tensor], replica: Replica, steps: int) -> None:
@@ -111,8 +107,9 @@ def _fill_in(states: States, loose: dict[str, Tensor], replica: Replica, steps: 
     """
     if not states and steps:
         first = replica.layout.places[0].name
-        states[first], found = _after(replica.optimizer, steps)
-        loose |= {f"{first}/{name}": value for name, value in found.items()}
+        found, tensors = take_apart({first: _after(replica.optimizer, steps)})
+        states |= found
+        loose |= tensors
     for place in replica.layout.places:
         like = next(
             (p.name for p in replica.layout.places if p.group == place.group and p.name in states), None

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
-States = dict[str, dict[str, Any]]  # by parameter and name: None for what a vector holds
+from manyhands.replica.state.transcoding import TENSOR, Values, put_together, take_apart
+
+_Entries = dict[str, dict[str, tuple[str, Any]]]
 
 
 class NotStates(Exception):
@@ -17,30 +18,22 @@ class NotStates(Exception):
 
 def pack(known: Mapping[str, Mapping[str, Any]]) -> bytes:
     """By parameter and name, as `Updates.export` gives it."""
-    numbers: States = {}
-    tensors: dict[str, Tensor] = {}
     try:
-        for param, values in known.items():
-            for name, value in values.items():
-                if isinstance(value, Tensor):
-                    tensors[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
-                    value = "tensor"
-                numbers.setdefault(param, {})[name] = value
-        return msgspec.msgpack.encode([numbers, save(tensors) if tensors else b""])
+        states, tensors = take_apart(known)
+        return msgspec.msgpack.encode([states, save(tensors) if tensors else b""])
     except (TypeError, ValueError, OverflowError, RuntimeError, SafetensorError) as error:
         raise NotStates(str(error)) from None
 
 
-def unpack(content: bytes) -> States:
+def unpack(content: bytes) -> Values:
+    """The inverse of `pack`."""
     try:
-        numbers, blob = msgspec.msgpack.decode(content, type=tuple[dict[str, dict[str, Any]], bytes])
+        states, blob = msgspec.msgpack.decode(content, type=tuple[_Entries, bytes])
         tensors = load(blob) if blob else {}
-        return {
-            param: {
-                name: tensors[f"{param}/{name}"] if value == "tensor" else value
-                for name, value in values.items()
-            }
-            for param, values in numbers.items()
-        }
     except (msgspec.DecodeError, SafetensorError, KeyError, ValueError) as error:
         raise NotStates(str(error)) from None
+    for param, entries in states.items():
+        for name, (kind, _) in entries.items():
+            if kind == TENSOR and f"{param}/{name}" not in tensors:
+                raise NotStates(f"the tensor {param}/{name} is missing")
+    return put_together(states, tensors)

@@ -3,7 +3,6 @@
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import torch
@@ -16,11 +15,7 @@ from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
 from manyhands.errors import CheckpointError
 from manyhands.replica.replica import Replica
-
-# Where a value of the optimizer's state is: in a vector that covers all parameters, in a tensor of its own, or here.
-VECTOR, TENSOR, NUMBER = "vector", "tensor", "number"
-
-States = dict[str, dict[str, list[Any]]]
+from manyhands.replica.state.transcoding import NUMBER, TENSOR, VECTOR, States, put_together, take_apart
 
 
 def spread(replica: Replica, comm: Comm, world: World) -> None:
@@ -91,7 +86,7 @@ def from_first(vector: Tensor, replica: Replica, comm: Comm, source: int = 0) ->
 
 def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
     """Everything that this worker's next step depends on, what neighbours hold for it included; not the model."""
-    states, loose = exported(replica)
+    states, loose = take_apart(replica.updates.export())
     if owners_differ(replica):
         states, loose = _from_owners(states, loose, world)
     tensors = {f"optimizer/{name}": value for name, value in loose.items()}
@@ -101,19 +96,6 @@ def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
                 vector = replica.updates.vectors[name]
                 tensors[f"optimizer/{place.name}/{name}"] = vector[place.start : place.stop].view(place.shape)
     return tensors | {f"kept/{name}": vector for name, vector in replica.kept.items()}, states
-
-
-def exported(replica: Replica) -> tuple[States, dict[str, Tensor]]:
-    """What this worker knows of the optimizer's state, and the tensors that are not parts of vectors."""
-    states: States = {}
-    loose: dict[str, Tensor] = {}
-    for param, values in replica.updates.export().items():
-        for name, value in values.items():
-            kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
-            states.setdefault(param, {})[name] = [kind, value if kind == NUMBER else None]
-            if isinstance(value, Tensor):
-                loose[f"{param}/{name}"] = value.clone().contiguous()  # neighbours may share one
-    return states, loose
 
 
 def owners_differ(replica: Replica) -> bool:
@@ -174,12 +156,7 @@ def distribute(
     blob = world.gather(tensors_to_bytes(loose) if loose else b"")[0]
     known = tensors_from_bytes(blob) if blob else {}
     known |= {name.removeprefix("optimizer/"): value for name, value in own.items()}
-    values: dict[str, dict[str, Any]] = {}
-    for param, entries in own_states.items():
-        for name, (kind, number) in entries.items():
-            value = {VECTOR: None, NUMBER: number}.get(kind, known.get(f"{param}/{name}"))
-            values.setdefault(param, {})[name] = value
-    replica.updates.restore(list(replica.owned), values)
+    replica.updates.restore(list(replica.owned), put_together(own_states, known))
 
 
 def _restore_kept(replica: Replica, world: World, tensors: dict[str, Tensor], own: dict[str, Tensor]) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.replica.optimizer.updates import is_element_wise, named_numbers
+from manyhands.replica.optimizer.abilities import is_element_wise
+from manyhands.replica.optimizer.hyper_parameters import named_numbers
 from manyhands.servers.process.backup import Backup
 from manyhands.servers.process.group_update import GroupUpdate
 from manyhands.servers.process.handlers import Handler, Reply, Sender

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manyhands.replica.optimizer.updates import Updates, named_numbers, set_named_numbers
+from manyhands.replica.optimizer.hyper_parameters import named_numbers, set_named_numbers
+from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.state import packing
 from manyhands.servers.protocol.messages import NotAMessage, states
 from manyhands.servers.protocol.ownership import SpanGroup

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from manyhands import telemetry
 from manyhands.replica.layout import Place, Span
-from manyhands.replica.optimizer.updates import Updates, set_named_numbers
+from manyhands.replica.optimizer.hyper_parameters import set_named_numbers
+from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.state import packing
 from manyhands.servers.process.group_update import GradientSum, GroupUpdate
 from manyhands.servers.process.handlers import Handler, Handlers, Reply, Sender

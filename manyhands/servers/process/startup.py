@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
-from manyhands.cluster.worker.addresses import address_towards
-from manyhands.cluster.worker.world import ServerContext
+from manyhands.cluster.launchers.addresses import address_towards
+from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.errors import UsageError
 from manyhands.replica.parameters import trained
 from manyhands.replica.state.slice_of import TensorSlice

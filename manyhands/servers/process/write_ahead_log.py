@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manyhands.replica.layout import Layout, Span
+from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
 from manyhands.replica.optimizer.undo_log import UndoLog
-from manyhands.replica.optimizer.updates import Updates, hyper_parameters, set_hyper_parameters
+from manyhands.replica.optimizer.updates import Updates
 from manyhands.servers.protocol.messages import Push
 from manyhands.servers.protocol.ownership import SpanGroup
 from manyhands.servers.transport.host_memory import HostMemory
@@ -163,10 +164,10 @@ class WriteAheadLog:
 
     def update(self, updates: Updates, span: Span, gradient: Tensor, skipped: frozenset[int]) -> None:
         """Apply what is planned to a span."""
-        updates.make(span, gradient, skipped, self._undo_log, int(self._words[3]))
+        self._undo_log.update(updates, span, gradient, skipped, int(self._words[3]))
 
     def take_over(self, updates: Updates) -> None:
         """The optimizer's settings of the dead server; and put back, or finish, what it was changing."""
         count = len(hyper_parameters(self._optimizer))
         set_hyper_parameters(self._optimizer, self._settings[:count].tolist())
-        self._undo_log.repair(self._server, int(self._words[3]), updates.descent_of_another)
+        self._undo_log.repair(updates, self._server, int(self._words[3]))

@@ -339,7 +339,7 @@ class NotAMessage(Exception):
     """Bytes that no worker or server of ours would send."""
 
 
-def states(content: bytes) -> packing.States:
+def states(content: bytes) -> packing.Values:
     """An optimizer's state that came in a message."""
     try:
         return packing.unpack(content)

@@ -116,7 +116,7 @@ class HostMemory:
         self._more += -(-size_bytes // PAGE) * PAGE
         return torch.frombuffer(region, dtype=dtype, count=max(1, length))[:length]
 
-    def drawers(self, count: int) -> Slots:
+    def slots(self, count: int) -> Slots:
         """Places for bytes, in the same way."""
         start, self._more = self._more, self._more + slots.BYTES
         return Slots(self._arena.fd, start, count)

@@ -13,7 +13,7 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
 from manyhands.replica.layout import Span
-from manyhands.replica.optimizer.updates import named_numbers
+from manyhands.replica.optimizer.hyper_parameters import named_numbers
 from manyhands.replica.replica import Replica, Share
 from manyhands.servers.process.vectors import BEFORE, PARAMS
 from manyhands.servers.process.write_ahead_log import Notes, round_key

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from manyhands.replica.optimizer.updates import settings_of
+from manyhands.replica.optimizer.abilities import settings_of
 from manyhands.servers.process.vectors import GRADIENT, PARAMS
 
 Terms = list[tuple[str, float]]

@@ -10,7 +10,8 @@ from torch import Tensor
 from manyhands.cluster.worker.world import World
 from manyhands.replica.replica import Replica
 from manyhands.replica.state import packing
-from manyhands.replica.state.state import NUMBER, TENSOR, VECTOR, States, load_model
+from manyhands.replica.state.state import load_model
+from manyhands.replica.state.transcoding import NUMBER, VECTOR, States, entry, value_of
 from manyhands.servers.worker.client import Servers
 from manyhands.servers.worker.joining import begin
 
@@ -28,8 +29,7 @@ def collect(line: Servers | None, replica: Replica, world: World) -> tuple[dict[
                 known.setdefault(param, {}).update(values)
         for place in replica.layout.places:
             for name, value in known.get(place.name, {}).items():
-                kind = VECTOR if value is None else TENSOR if isinstance(value, Tensor) else NUMBER
-                states.setdefault(place.name, {})[name] = [kind, value if kind == NUMBER else None]
+                kind, _ = states.setdefault(place.name, {})[name] = entry(value)
                 if kind == VECTOR:
                     if name not in vectors:
                         vectors[name] = line.vector(name)
@@ -53,12 +53,12 @@ def distribute(
         values: dict[str, dict[str, Any]] = {}
         vectors: dict[str, Tensor] = {}
         for place in replica.layout.places:
-            for name, (kind, number) in states.get(place.name, {}).items():
+            for name, found in states.get(place.name, {}).items():
                 saved = tensors.get(f"optimizer/{place.name}/{name}")
-                if kind == VECTOR and saved is not None:
+                if found[0] == VECTOR and saved is not None:
                     vector = vectors.setdefault(name, torch.zeros_like(replica.params))
                     vector[place.start : place.stop] = saved.view(-1)
-                values.setdefault(place.name, {})[name] = {VECTOR: None, NUMBER: number}.get(kind, saved)
+                values.setdefault(place.name, {})[name] = value_of(found, saved)
         for name, vector in vectors.items():
             line.put(name, vector)
         line.restore(packing.pack(values))

@@ -1,0 +1,63 @@
+"""The numbers among an optimizer's settings: read, and written from another process's."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from manyhands.replica.optimizer.abilities import settings_of
+
+
+def hyper_parameters(optimizer: Optimizer) -> list[float]:
+    """All numbers that a scheduler could have changed, in a fixed order."""
+    return [number for group in named_numbers(optimizer) for values in group.values() for number in values]
+
+
+def set_hyper_parameters(optimizer: Optimizer, values: Sequence[float]) -> None:
+    """The inverse of `hyper_parameters`: a worker without data follows those that have some."""
+    rest = iter(values)
+    for group in optimizer.param_groups:
+        for key in settings_of(group):
+            group[key] = _with_numbers(group[key], rest)
+
+
+def named_numbers(optimizer: Optimizer) -> list[dict[str, list[float]]]:
+    """The same numbers by group and name."""
+    found: list[dict[str, list[float]]] = []
+    for group in optimizer.param_groups:
+        found.append({})
+        for key, value in settings_of(group).items():
+            if numbers := list(_numbers_in(value)):
+                found[-1][key] = numbers
+    return found
+
+
+def set_named_numbers(optimizer: Optimizer, groups: Sequence[Mapping[str, Sequence[float]]]) -> None:
+    """Take over the numbers of another process's optimizer; what only that one has (a scheduler's notes) is not."""
+    known = named_numbers(optimizer)
+    for group, mine, theirs in zip(optimizer.param_groups, known, groups, strict=False):
+        for key in mine.keys() & theirs.keys():
+            if len(mine[key]) == len(theirs[key]):
+                group[key] = _with_numbers(group[key], iter(theirs[key]))
+
+
+def _numbers_in(setting: Any) -> Iterator[float]:
+    if isinstance(setting, (tuple, list)):
+        for item in setting:
+            yield from _numbers_in(item)
+    elif (isinstance(setting, (int, float)) and not isinstance(setting, bool)) or (
+        isinstance(setting, Tensor) and setting.numel() == 1
+    ):
+        yield float(setting)
+
+
+def _with_numbers(setting: Any, numbers: Iterator[float]) -> Any:
+    """The setting with other numbers in it, in the order in which `_numbers_in` finds them."""
+    if isinstance(setting, (tuple, list)):
+        return type(setting)(_with_numbers(item, numbers) for item in setting)
+    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
+        return type(setting)(next(numbers))
+    if isinstance(setting, Tensor) and setting.numel() == 1 and (new := next(numbers)) != float(setting):
+        setting.fill_(new)
+    return setting
