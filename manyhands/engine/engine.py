@@ -140,7 +140,7 @@ class Engine:
         staleness = float(strategies.tuning(self.strategy, self.world.size, len(self.world.hosts)).late)
         with contextlib.suppress(PeerLost):
             if self.generation.servers:
-                staleness = reports.staleness(self.generation.servers.reports())["mean"]
+                staleness = reports.staleness(reports.fetch(self.generation.servers))["mean"]
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
             staleness=staleness,

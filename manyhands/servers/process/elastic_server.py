@@ -30,9 +30,9 @@ from manyhands.servers.protocol.messages import Hello, encode
 from manyhands.servers.protocol.scheme import Scheme
 from manyhands.servers.protocol.server_group import ServerGroup, own_server_group
 from manyhands.servers.protocol.service import Service
+from manyhands.servers.transport.connection import Connection
 from manyhands.servers.transport.local_socket import LocalPort
 from manyhands.servers.transport.meeting import find_server, publish_server, read, worker_key, write
-from manyhands.servers.worker.client import Connection
 
 
 def serve_elastically(

@@ -10,8 +10,19 @@ from torch import Tensor
 
 from manyhands.servers.process.group_update import GradientReader
 from manyhands.servers.process.handlers import Handler, Handlers, Reply
-from manyhands.servers.process.vectors import BEFORE, GRADIENT, Vectors
-from manyhands.servers.protocol.messages import Add, Combine, Done, Measure, Number, Offer, Portion, Take
+from manyhands.servers.process.vectors import Vectors
+from manyhands.servers.protocol.messages import (
+    BEFORE,
+    GRADIENT,
+    Add,
+    Combine,
+    Done,
+    Measure,
+    Number,
+    Offer,
+    Portion,
+    Take,
+)
 
 
 class Evaluation:

@@ -7,9 +7,11 @@ from torch import Tensor
 from manyhands.replica.layout import Span
 from manyhands.servers.process.group_update import GradientReader, GroupUpdate
 from manyhands.servers.process.shard import PlainShard, Settings, WrappedShard
-from manyhands.servers.process.vectors import BEFORE, Vectors
-from manyhands.servers.process.write_ahead_log import WriteAheadLog, round_key
+from manyhands.servers.process.vectors import Vectors
+from manyhands.servers.process.write_ahead_log import WriteAheadLog
 from manyhands.servers.protocol.consistency import Clocks, Consistency
+from manyhands.servers.protocol.messages import BEFORE
+from manyhands.servers.protocol.push_notes import round_key
 
 
 class LoggedShard(WrappedShard):
