@@ -87,8 +87,8 @@ class Sums:
         self._replica = replica
 
     def __iter__(self) -> Iterator[Any]:
-        # A parameter that got a gradient on any replica is updated on all.
-        self._replica.used = self._comm.any_(self._replica.used)
+        if self._comm.size > 1:  # a parameter that has a gradient on any replica is updated on all
+            self._replica.used = self._comm.any_(self._replica.used)
         return self._complete()
 
     def _complete(self) -> Iterator[Any]:
@@ -190,7 +190,7 @@ class Comm:
         started, self._started = self._started, None
         return started
 
-    def near(self, groups: int | None = None) -> "Comm":
+    def local(self, groups: int | None = None) -> "Comm":
         """The workers of this worker's host, or of its group where all workers form `groups`, as a comm of its own."""
         if self.size > 1:
             raise UsageError("groups of workers exchange through the memory of a host: use --device cpu")

@@ -20,7 +20,7 @@ class Fleet:
         # What every step calls goes straight to the connection.
         self.wait, self.held = servers.wait, servers.held
         self.push, self.finish = servers.push, servers.finish
-        self.settle, self.defers = servers.settle, servers.defers
+        self.settle = servers.settle
 
     def pull(self, *, whole: bool = True) -> None:
         """All parameters as the servers have them now; if not `whole`, of tables only the rows that have changed."""
