@@ -18,7 +18,7 @@ from manyhands.comm.transports.arena import Arena
 from manyhands.servers.process.exchange import Exchange
 from manyhands.servers.process.handlers import Reply
 from manyhands.servers.protocol.consistency import OutOfTurn
-from manyhands.servers.protocol.messages import Done, Gain, Level, Meet
+from manyhands.servers.protocol.messages import Done, ExchangeNow, Gain, HomeValues
 from manyhands.servers.protocol.server_group import own_server_group
 from manyhands.servers.transport.host_memory import HostMemory, Sizes
 
@@ -32,7 +32,7 @@ WORKER = 0  # of each server group; its server is process 1
 
 
 def handle(
-    server: Exchange, peer: int, message: Gain | Level, vector: torch.Tensor | None
+    server: Exchange, peer: int, message: Gain | HomeValues, vector: torch.Tensor | None
 ) -> Iterable[Reply]:
     if isinstance(message, Gain):
         return server.gain(peer, message, vector)
@@ -124,7 +124,7 @@ class Crowd:
 
     def meet(self) -> None:
         for number, server in enumerate(self.servers):
-            self.post(number, server.meet(WORKER, Meet(number=9), None))
+            self.post(number, server.meet(WORKER, ExchangeNow(number=9), None))
         self.deliver_all()
         assert self.answered == [1] * COUNT
         self.answered = [0] * COUNT
@@ -247,7 +247,7 @@ def test_what_cannot_follow_is_out_of_turn() -> None:
     peer = crowd.server_groups[0].peer_number(1)
     for message in (
         Gain(number=1, group=1, serial=1),  # at home elsewhere
-        Level(number=1, group=1, serial=1),  # nobody has asked
+        HomeValues(number=1, group=1, serial=1),  # nobody has asked
     ):
         with pytest.raises(OutOfTurn):
             list(handle(crowd.servers[0], peer, message, torch.zeros(LENGTH, dtype=torch.float64)))

@@ -571,9 +571,9 @@ _said = st.one_of(
     st.builds(messages.Leave, number=st.just(0)),
     st.builds(Pull, number=st.just(0), group=_small, vector=_names, whole=st.booleans()),
     st.builds(messages.Put, number=st.just(0), group=_small, vector=_names),
-    st.builds(messages.Offer, number=st.just(0), portions=_small),
-    st.builds(messages.Take, number=st.just(0)),
-    st.builds(messages.Add, number=st.just(0), group=_small),
+    st.builds(messages.BeginEvaluation, number=st.just(0), portions=_small),
+    st.builds(messages.TakePortion, number=st.just(0)),
+    st.builds(messages.AddGradient, number=st.just(0), group=_small),
     st.builds(
         messages.Combine,
         number=st.just(0),
@@ -589,8 +589,8 @@ _said = st.one_of(
         other=_names,
     ),
     st.builds(messages.Gain, number=st.just(0), group=_small, serial=_small),
-    st.builds(messages.Level, number=st.just(0), group=_small, serial=_small),
-    st.builds(messages.Meet, number=st.just(0)),
+    st.builds(messages.HomeValues, number=st.just(0), group=_small, serial=_small),
+    st.builds(messages.ExchangeNow, number=st.just(0)),
     st.builds(messages.AskState, number=st.just(0)),
     st.builds(messages.GiveState, number=st.just(0), states=_states),
     st.builds(messages.AskReport, number=st.just(0)),
@@ -682,7 +682,7 @@ def test_no_message_of_the_right_form_ends_a_server(
         assert server._listen()
 
 
-def test_the_near_door_wants_the_secret_of_the_memory() -> None:
+def test_the_local_port_wants_the_secret_of_the_memory() -> None:
     from manyhands.servers.transport.local_socket import LocalConnection, LocalPort
 
     arena = Arena(os.memfd_create("test"))

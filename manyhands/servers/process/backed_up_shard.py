@@ -20,8 +20,9 @@ from manyhands.servers.process.handlers import Handler, Reply, Sender
 from manyhands.servers.process.shard import PlainShard, WrappedShard
 from manyhands.servers.protocol.consistency import OutOfTurn
 from manyhands.servers.protocol.messages import (
+    AskBackup,
     AskContent,
-    AskHolding,
+    BackedUp,
     Begin,
     Content,
     Done,
@@ -29,7 +30,6 @@ from manyhands.servers.protocol.messages import (
     Forwarded,
     GiveContent,
     GoBack,
-    Holds,
 )
 from manyhands.servers.protocol.ownership import SpanGroup
 
@@ -59,7 +59,7 @@ class BackedUpShard(WrappedShard):
         self.handlers = {
             **self._and_then_put(lambda put: backup.begin(put.group)),
             Forward: Handler(self._forward, self._forward_bytes, Sender.BACKUP),
-            AskHolding: Handler(self._holds),
+            AskBackup: Handler(self._holds),
             AskContent: Handler(self._content),
             GiveContent: Handler(self._take, sender=Sender.FIRST_WORKER),
             GoBack: Handler(self._go_back, sender=Sender.FIRST_WORKER),
@@ -131,9 +131,9 @@ class BackedUpShard(WrappedShard):
 
     # When a generation begins
 
-    def _holds(self, worker: int, message: AskHolding, payload: Tensor | None) -> Iterator[Reply]:
+    def _holds(self, worker: int, message: AskBackup, payload: Tensor | None) -> Iterator[Reply]:
         backup = self._backup
-        yield worker, Holds(counts=backup.counts, used=backup.used, used_in=backup.used_in), None
+        yield worker, BackedUp(counts=backup.counts, used=backup.used, used_in=backup.used_in), None
 
     def _content(self, worker: int, message: AskContent, payload: Tensor | None) -> Iterator[Reply]:
         if message.group not in self._backup.counts:

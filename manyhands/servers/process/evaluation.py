@@ -14,14 +14,14 @@ from manyhands.servers.process.vectors import Vectors
 from manyhands.servers.protocol.messages import (
     BEFORE,
     GRADIENT,
-    Add,
+    AddGradient,
+    BeginEvaluation,
     Combine,
     Done,
     Measure,
     Number,
-    Offer,
     Portion,
-    Take,
+    TakePortion,
 )
 
 
@@ -40,9 +40,9 @@ class Evaluation:
         self._end_step = end_step
         self._portions = iter(range(0))
         self.handlers: Handlers = {
-            Offer: Handler(self._offer),
-            Take: Handler(self._take),
-            Add: Handler(self._add, lambda message: group_bytes(message.group)),
+            BeginEvaluation: Handler(self._offer),
+            TakePortion: Handler(self._take),
+            AddGradient: Handler(self._add, lambda message: group_bytes(message.group)),
             Combine: Handler(self._combine),
             Measure: Handler(self._measure),
         }
@@ -51,7 +51,7 @@ class Evaluation:
         """Workers of a new generation begin; with `takes_back` the parameters become those before the step."""
         self._vectors.begin_anew(takes_back=takes_back)
 
-    def _offer(self, worker: int, message: Offer, payload: Tensor | None) -> Iterator[Reply]:
+    def _offer(self, worker: int, message: BeginEvaluation, payload: Tensor | None) -> Iterator[Reply]:
         self._portions = iter(range(message.portions))
         self._vectors.combine(GRADIENT, [])
         if not message.portions:
@@ -59,10 +59,10 @@ class Evaluation:
             self._end_step()
         yield worker, Done(number=message.number), None
 
-    def _take(self, worker: int, message: Take, payload: Tensor | None) -> Iterator[Reply]:
+    def _take(self, worker: int, message: TakePortion, payload: Tensor | None) -> Iterator[Reply]:
         yield worker, Portion(index=next(self._portions, None)), None
 
-    def _add(self, worker: int, message: Add, payload: Tensor | None) -> Iterator[Reply]:
+    def _add(self, worker: int, message: AddGradient, payload: Tensor | None) -> Iterator[Reply]:
         self._vectors.add(message.group, self._reader.vector(worker, message.group, payload))
         yield worker, Done(number=message.number), None
 

@@ -26,7 +26,7 @@ from manyhands import telemetry
 from manyhands.comm.transports.arena import Arena
 from manyhands.servers.process.handlers import Reply
 from manyhands.servers.protocol.consistency import OutOfTurn
-from manyhands.servers.protocol.messages import Done, Gain, Level, Meet
+from manyhands.servers.protocol.messages import Done, ExchangeNow, Gain, HomeValues
 from manyhands.servers.protocol.ownership import SpanGroup
 from manyhands.servers.protocol.scheme import Scheme
 from manyhands.servers.protocol.server_group import ServerGroup
@@ -123,11 +123,11 @@ class Exchange:
         if message.serial > self._serials[row, message.group]:
             added = self._part(self._own.grads(peer), message.group) if payload is None else payload
             self._set(message.group, self._values(message.group) + added, row, message.serial)
-        answer = Level(number=next(self._numbers), group=message.group, serial=message.serial)
+        answer = HomeValues(number=next(self._numbers), group=message.group, serial=message.serial)
         yield peer, answer, self._values(message.group)
         yield from self._rest()
 
-    def level(self, peer: int, message: Level, payload: Tensor | None) -> Iterator[Reply]:
+    def level(self, peer: int, message: HomeValues, payload: Tensor | None) -> Iterator[Reply]:
         """Away: home has answered."""
         index = message.group
         if self._is_home(index) or message.serial > self._serials[_SENT, index]:
@@ -136,7 +136,7 @@ class Exchange:
             self._reconcile(message, payload)
         yield from self._rest()
 
-    def meet(self, worker: int, message: Meet, payload: Tensor | None) -> Iterator[Reply]:
+    def meet(self, worker: int, message: ExchangeNow, payload: Tensor | None) -> Iterator[Reply]:
         """A worker wants home to know all that was added."""
         self._asked.append((worker, message.number))
         self._again.update(self._away)
@@ -167,7 +167,7 @@ class Exchange:
         gain = Gain(number=next(self._numbers), group=index, serial=serial)
         self._outbox.append((self._server_group.peer_number(home), gain, added))
 
-    def _reconcile(self, message: Level, payload: Tensor | None) -> None:
+    def _reconcile(self, message: HomeValues, payload: Tensor | None) -> None:
         """Take over the values at home, and keep what was added here in the meantime."""
         index = message.group
         if payload is None:

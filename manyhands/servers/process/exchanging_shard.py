@@ -10,7 +10,7 @@ from manyhands.servers.process.handlers import Handler, Reply, Sender
 from manyhands.servers.process.owned_groups import OwnedGroups
 from manyhands.servers.process.shard import Shard, WrappedShard
 from manyhands.servers.protocol.consistency import Clocks
-from manyhands.servers.protocol.messages import Gain, Level, Meet, Put
+from manyhands.servers.protocol.messages import ExchangeNow, Gain, HomeValues, Put
 
 
 class ExchangingShard(WrappedShard):
@@ -23,8 +23,8 @@ class ExchangingShard(WrappedShard):
         self.handlers = {
             **self._and_then_put(self._begin),
             Gain: Handler(self._gain, self._vector_bytes, Sender.PEER),
-            Level: Handler(self._level, self._vector_bytes, Sender.PEER),
-            Meet: Handler(exchange.meet),
+            HomeValues: Handler(self._level, self._vector_bytes, Sender.PEER),
+            ExchangeNow: Handler(exchange.meet),
         }
 
     def make(self, updates: Sequence[GroupUpdate], factor: float, rounds: int) -> None:
@@ -57,13 +57,13 @@ class ExchangingShard(WrappedShard):
         if put.vector == "params":
             self._exchange.begin(put.group)
 
-    def _vector_bytes(self, message: Gain | Level) -> int | None:
+    def _vector_bytes(self, message: Gain | HomeValues) -> int | None:
         return self._groups.group_bytes(message.group)
 
     def _gain(self, peer: int, message: Gain, payload: Tensor | None) -> Iterator[Reply]:
         yield from self._exchange.gain(peer, message, payload)
         self._groups.note_rows(message.group, None)
 
-    def _level(self, peer: int, message: Level, payload: Tensor | None) -> Iterator[Reply]:
+    def _level(self, peer: int, message: HomeValues, payload: Tensor | None) -> Iterator[Reply]:
         yield from self._exchange.level(peer, message, payload)
         self._groups.note_rows(message.group, None)

@@ -11,7 +11,7 @@ from manyhands.servers.process.owned_groups import OwnedGroups
 from manyhands.servers.process.pushes import Pushes
 from manyhands.servers.process.shard import Shard
 from manyhands.servers.protocol.consistency import Clocks
-from manyhands.servers.protocol.messages import AskStatus, Done, Resolve, Status
+from manyhands.servers.protocol.messages import AskStatus, Done, Reconcile, Status
 
 
 class Reconciliation:
@@ -26,7 +26,7 @@ class Reconciliation:
         self._deferred: list[GroupUpdate] = []  # of that: complete, without the norm over all servers
         self.handlers: Handlers = {
             AskStatus: Handler(self._status),
-            Resolve: Handler(self._reconcile),
+            Reconcile: Handler(self._reconcile),
         }
 
     def regroup(self, workers: Sequence[int], generation: int) -> None:
@@ -62,7 +62,7 @@ class Reconciliation:
             and all(due.workers == before.workers for due in begun)
         )
 
-    def _reconcile(self, worker: int, message: Resolve, payload: Tensor | None) -> Iterator[Reply]:
+    def _reconcile(self, worker: int, message: Reconcile, payload: Tensor | None) -> Iterator[Reply]:
         before, self._before = self._before, None
         deferred, self._deferred = self._deferred, []
         if before and message.counts:

@@ -2,7 +2,7 @@
 
 sync    the gradients of all workers are added up, then one update: x ← x − η Σ g_i, one big batch
 async   each gradient is applied as it comes (Dean et al. 2012, Downpour)
-stale   as async, but nobody computes on parameters that lack a step which all should have made `bound` steps ago
+stale   as async, but no worker computes on parameters that lack a step which all should have made `bound` steps ago
         (stale synchronous parallel: Ho et al. 2013; Petuum, Xing et al. 2015)
 teams   sync inside a team of workers, async or stale between teams (worker groups of SINGA: Ooi et al. 2015)
 
@@ -61,7 +61,7 @@ class Due:
 class Clocks:
     """What one server knows of the workers: their steps, and which gradients wait for others.
 
-    Steps count from the last time that all workers had paused. A worker that is out of data leaves, and nobody waits
+    Steps count from the last time that all workers had paused. A worker that is out of data leaves, and no other waits
     for it; once all have left, everyone is back, at step 0.
 
     With `in_place`, workers compute on the very memory that an update changes: gathered gradients are then not due
@@ -148,7 +148,7 @@ class Clocks:
         if len(self._left) < len(self._workers):
             team = self.team(worker)
             return list(self._complete(team)) if not self._in_place or self._is_round_over(team) else []
-        # With nobody left to wait for, what is gathered is all there will be.
+        # With no worker left to wait for, what is gathered is all there will be.
         due = [Due(group, tuple(sorted(workers))) for (_, group), workers in sorted(self._gathered.items())]
         self._gathered.clear()
         self._begin()

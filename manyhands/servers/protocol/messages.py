@@ -60,7 +60,7 @@ class ScaleGradients(Said, frozen=True):
 
 
 class Leave(Said, frozen=True):
-    """Out of data: nobody need wait for this worker until all have left."""
+    """Out of data: no worker need wait for this one until all have left."""
 
 
 class Pull(Said, frozen=True):
@@ -78,17 +78,17 @@ class Put(Said, frozen=True):
     vector: str = "params"
 
 
-class Offer(Said, frozen=True):
-    """The loss is to be evaluated anew: the gradient begins at zero, and so many portions of work are to be taken."""
+class BeginEvaluation(Said, frozen=True):
+    """The workers evaluate the loss anew: the gradient begins at zero, and so many portions are to be taken."""
 
     portions: int
 
 
-class Take(Said, frozen=True):
+class TakePortion(Said, frozen=True):
     """A worker is free: which portion is next?"""
 
 
-class Add(Said, frozen=True):
+class AddGradient(Said, frozen=True):
     """A gradient of one group, to be added to that of the evaluation."""
 
     group: int
@@ -118,14 +118,14 @@ class Gain(Said, frozen=True):
     serial: Serial  # how often it has told so far
 
 
-class Level(Said, frozen=True):
+class HomeValues(Said, frozen=True):
     """The answer: what home has now."""
 
     group: int
     serial: Serial
 
 
-class Meet(Said, frozen=True):
+class ExchangeNow(Said, frozen=True):
     """Tell home all that is not yet told; to be answered when home has answered."""
 
 
@@ -145,8 +145,8 @@ class Forwarded(Said, frozen=True):
     group: int
 
 
-class AskHolding(Said, frozen=True):
-    """At the beginning of a generation: what the server has."""
+class AskBackup(Said, frozen=True):
+    """At the beginning of a generation: what does the server have?"""
 
 
 class GoBack(Said, frozen=True):
@@ -190,11 +190,11 @@ class AskReport(Said, frozen=True):
 
 
 class AskStatus(Said, frozen=True):
-    """At the beginning of a generation: how far the one before had come."""
+    """At the beginning of a generation: how far had the one before come?"""
 
 
-class Resolve(Said, frozen=True):
-    """What the generation before had begun together and not finished counts, or is forgotten."""
+class Reconcile(Said, frozen=True):
+    """The step that the generation before had in flight counts, or the server forgets it."""
 
     counts: bool
     factor: float = 1.0  # if it counts: by which gradients that wait for the norm are to be multiplied
@@ -253,7 +253,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
     factor: float = 1.0  # by which the gradients of the last of them were multiplied
 
 
-class Holds(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+class BackedUp(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """By group that the server has, how many updates it has had; and by group and worker, how far that one had come
     with its data in the last generation that has pushed anything."""
 
@@ -296,17 +296,17 @@ Request = (
     | Leave
     | Pull
     | Put
-    | Offer
-    | Take
-    | Add
+    | BeginEvaluation
+    | TakePortion
+    | AddGradient
     | Combine
     | Measure
     | Gain
-    | Level
-    | Meet
+    | HomeValues
+    | ExchangeNow
     | Forward
     | Forwarded
-    | AskHolding
+    | AskBackup
     | GoBack
     | AskContent
     | GiveContent
@@ -315,7 +315,7 @@ Request = (
     | GiveState
     | AskReport
     | AskStatus
-    | Resolve
+    | Reconcile
     | WorkerBye
 )
 Answer = (
@@ -327,7 +327,7 @@ Answer = (
     | Done
     | OptimizerState
     | Status
-    | Holds
+    | BackedUp
     | Content
     | ServerReport
     | Refusal

@@ -1,6 +1,6 @@
 """Rows of tables, such as an embedding's: only those travel that a step has touched.
 
-With a gradient go the numbers of its rows. A server remembers for each worker which rows were changed, by whoever's
+With a gradient go the numbers of its rows. A server remembers for each worker which rows were changed, by any
 update, since the worker was last told, and answers with those: the worker has what the whole table would have given it.
 """
 
@@ -20,7 +20,7 @@ def as_table(vector: Tensor, table: Table) -> Tensor:
 
 
 def touched(vector: Tensor, table: Table) -> Tensor:
-    """The numbers of the rows that are not zero, where nobody has kept count."""
+    """The numbers of the rows that are not zero, where no process has kept count."""
     return as_table(vector, table).any(1).nonzero().flatten()
 
 

@@ -2,7 +2,7 @@
 
 Servers and workers are different programs and cannot ask for memory in the same order. They need not: where everything
 lies is a pure function of sizes that both know, far up in the host's anonymous memory. The memory is sparse, so what
-nobody on this host writes (gradients of workers elsewhere, states of spans that other servers own) takes none.
+no process on this host writes (gradients of workers elsewhere, states of spans that other servers own) takes none.
 """
 
 import os
@@ -135,7 +135,7 @@ class HostMemory:
         return os.pread(self._arena.fd, _SECRET_BYTES, self._offsets["secrets"] + server * _SECRET_BYTES)
 
     def name(self) -> str:
-        """The same for all who share this memory, and for nobody else on this machine."""
+        """The same for all who share this memory, and for no other process of this machine."""
         found = os.fstat(self._arena.fd)
         return f"{found.st_dev:x}-{found.st_ino:x}-{self._server_group}-{self._generation}"
 
@@ -147,6 +147,6 @@ class HostMemory:
         return made
 
     def give_back(self) -> None:
-        """Return the memory to the kernel, once nobody needs it."""
+        """Return the memory to the kernel, once no process needs it."""
         self._tensors.clear()
         self._arena.give_back(self._start, self._next)

@@ -2,7 +2,8 @@
 
 Vectors lie in common memory. The socket has an abstract name, so nothing stays on disk; it takes connections of the
 same user only, and a message only after the secret that is written in the common memory. Messages arrive whole
-(SOCK_SEQPACKET), so a stranger can send nonsense but no half of anything; a peer that dies is heard at once.
+(SOCK_SEQPACKET), so an unauthenticated process can send nonsense, but no half of a message. A server hears at once of
+a worker that dies.
 """
 
 import contextlib
@@ -78,13 +79,13 @@ class LocalPort:
         self._listener.bind(_address(memory, server))
         self._listener.listen(256)
         self._listener.setblocking(False)
-        self._strangers: list[_Inbox] = []
+        self._unauthenticated: list[_Inbox] = []
         self._workers: dict[int, _Inbox] = {}
         self._generation = 0
 
     def fds(self) -> Iterator[int]:
         yield self._listener.fileno()
-        for inbox in (*self._strangers, *self._workers.values()):
+        for inbox in (*self._unauthenticated, *self._workers.values()):
             yield inbox.link.fileno()
 
     def take(self) -> Iterator[Said]:
@@ -93,7 +94,7 @@ class LocalPort:
             while True:
                 link, _ = self._listener.accept()
                 self._welcome(link)
-        for inbox in list(self._strangers):
+        for inbox in list(self._unauthenticated):
             yield from self._introduced(inbox)
         for worker, inbox in list(self._workers.items()):
             try:
@@ -107,13 +108,13 @@ class LocalPort:
 
     def _welcome(self, link: socket.socket) -> None:
         if _same_user(link):
-            self._strangers.append(_Inbox(link))
+            self._unauthenticated.append(_Inbox(link))
         else:
             telemetry.count("strangers", 1)
             link.close()
 
     def _introduced(self, inbox: _Inbox) -> Iterator[Said]:
-        """A connection becomes a worker's by the secret in its first message; until then it is nobody's."""
+        """A connection becomes a worker's by the secret in its first message; until then it is unauthenticated."""
         try:
             content = inbox.take()
             if content is None:
@@ -122,22 +123,22 @@ class LocalPort:
             if not isinstance(said, Hello) or said.secret != self._secret:
                 raise NotAMessage("the wrong secret")
             if said.generation > self._generation:
-                yield from self._last_words()
+                yield from self._drain()
                 self._generation = said.generation
             if said.worker in self._guests:
                 self.forget(said.worker)  # another comes in its place
             elif said.worker in self._workers or said.generation < self._generation:
-                raise NotAMessage("somebody else's place")
+                raise NotAMessage("another worker has this place")
         except (EOFError, NotAMessage):
             telemetry.count("strangers", 1)
-            self._strangers.remove(inbox)
+            self._unauthenticated.remove(inbox)
             inbox.link.close()
             return
-        self._strangers.remove(inbox)
+        self._unauthenticated.remove(inbox)
         self._workers[said.worker] = inbox
         yield said.worker, content, None
 
-    def _last_words(self) -> Iterator[Said]:
+    def _drain(self) -> Iterator[Said]:
         """All that the workers of a generation that is over have left to be read."""
         for worker, inbox in self._own_workers():
             with contextlib.suppress(EOFError):
@@ -168,7 +169,7 @@ class LocalPort:
             inbox.link.close()
 
     def close(self, *, linger: bool = True) -> None:
-        for inbox in (*self._strangers, *self._workers.values()):
+        for inbox in (*self._unauthenticated, *self._workers.values()):
             inbox.link.close()
         self._listener.close()
 

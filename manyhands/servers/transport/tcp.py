@@ -1,8 +1,8 @@
 """Messages between hosts: ZeroMQ with CURVE keys made for the run.
 
 A server answers only to the workers whose public keys it was told, and everything is encrypted and authenticated by
-those keys: whoever else connects gets no further than the handshake. Vectors are sent from where they lie and used
-where they arrived, without a copy of ours.
+those keys: any other process that connects gets no further than the handshake. Vectors are sent from where they lie
+and used where they arrived, without a copy of ours.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class TcpPort:
 
     def __init__(self, address: str, keys: Keys) -> None:
         self._context = zmq.Context()
-        self._door = Authenticator(self._context)
+        self._authenticator = Authenticator(self._context)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, _LINGER_MS),
@@ -58,7 +58,7 @@ class TcpPort:
             (zmq.IPV6, ":" in address),
         ):
             self._socket.setsockopt(option, value)
-        self._door.guard(self._socket, keys)
+        self._authenticator.guard(self._socket, keys)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         place = f"[{address}]" if ":" in address else address
         self._socket.bind(f"tcp://{place}:*")
@@ -67,19 +67,19 @@ class TcpPort:
 
     def allow(self, keys: Mapping[bytes, int]) -> None:
         """From now on these public keys may connect, each as the worker of this number."""
-        self._door.allowed = {key: str(worker) for key, worker in keys.items()}
+        self._authenticator.allowed = {key: str(worker) for key, worker in keys.items()}
 
     def fds(self) -> Iterator[int]:
-        for part in (self._socket, self._door.socket, self._monitor):
+        for part in (self._socket, self._authenticator.socket, self._monitor):
             yield int(part.getsockopt(zmq.FD))
 
     def take(self) -> Iterator[Said]:
         """What has come; every socket is emptied, since its descriptor tells of news only once."""
-        self._door.answer()
+        self._authenticator.answer()
         yield from self._messages()
         if self._was_closed():
             gone = [worker for worker in self._identities if not self._reaches(worker)]
-            yield from self._messages()  # whoever has gone may have said goodbye before
+            yield from self._messages()  # a worker that has gone may have said goodbye before
             for worker in gone:
                 if worker in self._identities:
                     raise self._lost(worker)
@@ -137,7 +137,7 @@ class TcpPort:
 
     def close(self, *, linger: bool = True) -> None:
         self._socket.disable_monitor()
-        for part in (self._monitor, self._door):
+        for part in (self._monitor, self._authenticator):
             part.close()
         self._socket.close(None if linger else 0)
         self._context.term()

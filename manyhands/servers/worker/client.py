@@ -10,7 +10,7 @@ from manyhands import telemetry
 from manyhands.replica.layout import Span
 from manyhands.replica.optimizer.hyper_parameters import named_numbers
 from manyhands.replica.replica import Replica, Share
-from manyhands.servers.protocol.messages import Done, Leave, Meet, Push
+from manyhands.servers.protocol.messages import Done, ExchangeNow, Leave, Push
 from manyhands.servers.protocol.ownership import SpanGroup
 from manyhands.servers.protocol.push_notes import NoNotes, PushNotes, round_key
 from manyhands.servers.worker.deferral import Deferral, Deferrals
@@ -271,7 +271,7 @@ class Servers:
     def meet(self) -> None:
         """Have the servers tell those of other server groups all that they have not told yet, and hear from them."""
         for connections in (self.connections, *self.orphaned) if self.leads else self.orphaned:
-            connections.ask(lambda number: Meet(number=number), Done)
+            connections.ask(lambda number: ExchangeNow(number=number), Done)
 
     def leave(self, take_part: Callable[[Share], object]) -> None:
         """No worker need wait for this one until all workers have paused."""

@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manyhands.servers.protocol.messages import (
+    AskBackup,
     AskContent,
-    AskHolding,
     AskStatus,
+    BackedUp,
     Begin,
     Content,
     Done,
     GiveContent,
     GoBack,
-    Holds,
-    Resolve,
+    Reconcile,
     Status,
 )
 from manyhands.servers.protocol.ownership import SpanGroup
@@ -44,7 +44,7 @@ def reconcile(connections: ServerConnections) -> int:
     counts = not any(behind) and all(one.is_complete for one in statuses)
     factor = min(one.factor for one in statuses if one.rounds == rounds)  # of one that had nothing: 1
     for server, is_behind in enumerate(behind):
-        message = Resolve(number=next(connections.numbers), counts=counts or is_behind, factor=factor)
+        message = Reconcile(number=next(connections.numbers), counts=counts or is_behind, factor=factor)
         connections.send(server, message)
     for server in connections.servers:
         connections.answer_of(server, Done)
@@ -99,14 +99,14 @@ class ElasticReconciliation:
     def _begin(self) -> None:
         self._connections.ask(lambda number: Begin(number=number), Done)
 
-    def _holds(self) -> list[Holds]:
-        return self._connections.ask(lambda number: AskHolding(number=number), Holds)
+    def _holds(self) -> list[BackedUp]:
+        return self._connections.ask(lambda number: AskBackup(number=number), BackedUp)
 
-    def _newest(self, holds: Sequence[Holds]) -> list[int]:
+    def _newest(self, holds: Sequence[BackedUp]) -> list[int]:
         """By group: the most updates that any server has of it; -1: none has it."""
         return [max(one.counts.get(group.index, -1) for one in holds) for group in self._groups]
 
-    def _transfer(self, group: SpanGroup, source: int, target: int, held: Holds) -> None:
+    def _transfer(self, group: SpanGroup, source: int, target: int, held: BackedUp) -> None:
         connections = self._connections
         connections.send(source, AskContent(number=next(connections.numbers), group=group.index))
         content = connections.answer_of(source, Content).content

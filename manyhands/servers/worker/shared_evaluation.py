@@ -7,16 +7,16 @@ from manyhands.replica.replica import Replica
 from manyhands.servers.protocol.messages import (
     BEFORE,
     PARAMS,
-    Add,
+    AddGradient,
     AskStatus,
+    BeginEvaluation,
     Combine,
     Done,
     Measure,
     Number,
-    Offer,
     Portion,
     Status,
-    Take,
+    TakePortion,
 )
 from manyhands.servers.protocol.ownership import SpanGroup
 from manyhands.servers.worker.minimizer import Minimizer, Terms
@@ -50,18 +50,18 @@ class SharedEvaluation:
         ask = self._connections.ask
         if not portions:  # no server may have the step if one of them has not changed its parameters yet
             ask(lambda number: AskStatus(number=number), Status)
-        ask(lambda number: Offer(number=number, portions=portions), Done)
+        ask(lambda number: BeginEvaluation(number=number, portions=portions), Done)
 
     def next_portion(self) -> int | None:
         """The next portion; None when there is none left."""
-        self._connections.send(0, Take(number=next(self._connections.numbers)))
+        self._connections.send(0, TakePortion(number=next(self._connections.numbers)))
         return self._connections.answer_of(0, Portion).index
 
     def add_gradient(self) -> None:
         """Add this worker's gradient to that of the evaluation; returns when it is there."""
         grads = self._replica.grads
         for group in self._groups:
-            message = Add(number=next(self._connections.numbers), group=group.index)
+            message = AddGradient(number=next(self._connections.numbers), group=group.index)
             self._connections.send(group.server, message, grads[group.slice])
             telemetry.count("pushes", 1)
         for group in self._groups:
