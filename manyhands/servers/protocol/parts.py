@@ -1,6 +1,6 @@
 """Servers of replicas that are in parts: each part has servers of its own, and workers tell them which part it is.
 
-Servers have the whole model, and no placement that divides it. So the first worker that has a part writes down which tensors
+Servers have the whole model, and no placement divides it. So the first worker that has a part writes down which tensors
 are in it, at a place that all know: in the host's memory, or, where there are several hosts, where they meet.
 """
 
