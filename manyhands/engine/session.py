@@ -209,7 +209,7 @@ class Session:
         judges = {"loss": engine.training.loss, **(measures or {})}
 
         def attempt() -> dict[str, float]:
-            with engine.replica.judged():
+            with engine.replica.evaluated():
                 pause.pause(engine, EVALUATE)
                 progress.measured = evaluate.measure(engine, data, judges, batch_size=batch_size)
             telemetry.event("evaluate", step=progress.steps, epoch=progress.epoch, **progress.measured)

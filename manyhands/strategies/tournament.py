@@ -68,7 +68,7 @@ class Tournament(Strategy):
         self._end_pause(replica, comm)
         rate = self._rate(replica, comm)
         if share.samples:
-            replica.held = share
+            replica.eval_batch = share
         if replica.steps and replica.steps % self.every == 0:
             self._meet(replica, comm, rate)
         loss = replica.backward(share)
@@ -83,17 +83,17 @@ class Tournament(Strategy):
 
     def _meet(self, replica: "Replica", comm: "Comm", rate: "Tensor") -> None:
         peer = partner(comm.rank, comm.size, replica.steps // self.every)
-        mine = replica.whole()
+        mine = replica.to_flat()
         theirs = comm.swap(peer, mine)
         if peer == comm.rank:
             return
         mine_here = replica.score()
-        replica.become(theirs)
+        replica.load_flat(theirs)
         theirs_here = replica.score()
         news = comm.swap_numbers(peer, [mine_here, theirs_here, float(rate), *replica.settings])
         theirs_there, mine_there, their_rate, *their_settings = news
         if mine_here + mine_there <= theirs_here + theirs_there:
-            replica.become(mine)
+            replica.load_flat(mine)
         else:
             rate.fill_(their_rate)
             replica.settings = their_settings
@@ -103,22 +103,22 @@ class Tournament(Strategy):
     def agree(self, replica: "Replica", comm: "Comm") -> None:
         """The best model by the judgement of all trainers is in everyone's place until the next step."""
         if comm.size > 1:
-            mine = replica.whole()
+            mine = replica.to_flat()
             losses = []
             for rank in range(comm.size):
                 candidate = mine.clone()
                 comm.copy_(candidate, rank)
-                replica.become(candidate)
+                replica.load_flat(candidate)
                 losses.append(comm.sum_of(replica.score()))
             best = losses.index(min(losses))
             crowned = mine.clone()
             comm.copy_(crowned, best)
-            replica.become(crowned)
+            replica.load_flat(crowned)
             if math.isfinite(losses[comm.rank]):
                 self._put_aside(mine, replica, comm)
             else:
                 replica.forget()
-        replica.held = None  # a run that goes on from a checkpoint has nothing at hand either
+        replica.eval_batch = None  # a run that goes on from a checkpoint has nothing at hand either
 
     def regroup(self, replica: "Replica", comm: "Comm", *, is_new: bool) -> None:
         """A trainer that comes in a pause has got another one's model: it goes on with the best one instead."""
@@ -142,11 +142,11 @@ class Tournament(Strategy):
         own, statistics, place = (replica.kept.pop(name, None) for name in (OWN, STATISTICS, PLACE))
         if own is None or place is None or not place.equal(self._place(replica, comm)):
             return
-        whole = replica.whole()
+        whole = replica.to_flat()
         whole[: len(own)] = own
         if statistics is not None and not replica.part.spread:
             whole[len(own) :] = statistics
-        replica.become(whole)
+        replica.load_flat(whole)
 
     def _place(self, replica: "Replica", comm: "Comm") -> "Tensor":
         return replica.params.new_tensor([comm.rank, comm.size]).double()

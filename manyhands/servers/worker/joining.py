@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import msgspec
-from torch import nn
 from torch.optim import Optimizer
 
 from manyhands.cluster.worker.rank_info import RankInfo
@@ -12,7 +11,8 @@ from manyhands.comm.comm import Comm, Served
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost, ServersLost, UsageError
 from manyhands.replica.part import Part
-from manyhands.replica.replica import Loss, Replica
+from manyhands.replica.replica import Replica
+from manyhands.replica.served import served_replica
 from manyhands.replica.server_memory import ServerMemory
 from manyhands.replica.state.state import spread
 from manyhands.servers.protocol.parts import outline, tell
@@ -30,15 +30,13 @@ from manyhands.servers.worker.connecting import StartVectors, connect, ordinary,
 
 
 def join(
-    model: nn.Module,
+    part: Part,
     optimizer: Optimizer,
-    loss: Loss,
     world: World,
     service: Service,
     *,
     has_begun: bool,
-    arena: Arena | None = None,
-    part: Part | None = None,
+    arena: Arena,
     peers: Sequence[Sequence[int]] = (),
 ) -> tuple[Replica, Comm, Servers | None]:
     """A worker's replica, whose updates the servers make, and the connection with them of those who have one.
@@ -48,35 +46,29 @@ def join(
     """
     if world.comm.servers is not None:
         raise UsageError("servers serve one session: a script that uses them can make only one")
-    if next(model.parameters()).device.type != "cpu":
+    if next(part.model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
-    host, arena, rank_info = world.host, arena or world.host.arena, world.rank_info
-    if part:
+    host, rank_info = world.host, world.rank_info
+    if part.spread:
         group = server_group_of_part(rank_info, world.neighbours, peers)
     else:
         group = own_server_group(rank_info, world.neighbours, service.rule.server_groups)
-    scheme = _scheme(model, optimizer, group, service, arena, part=part, has_begun=has_begun)
+    scheme = _scheme(part, optimizer, group, service, arena, has_begun=has_begun)
     rank = group.rank_info.rank
     speaker, allocate = (host.ranks[0], host.allocate) if service.cached else (rank, ordinary)
     vectors = own_vectors(group, arena, scheme, service.rule, speaker, allocate)
     line = None
     if rank == speaker:
-        line = _connected(world, arena, group, scheme, service, vectors, is_whole=part is None)
-    replica = Replica(
-        model,
-        optimizer,
-        loss,
+        line = _connected(world, arena, group, scheme, service, vectors, is_whole=not part.spread)
+    memory = ServerMemory(
+        layout=scheme.layout,
+        params=vectors.params,
+        grads=vectors.grads,
+        # What servers of this host own may be changing as we come.
+        fills=(rank == 0 and not has_begun) or (line is not None and not line.in_place),
         host=host if service.cached else None,
-        lanes=group.rank_info.servers,
-        server_memory=ServerMemory(
-            layout=scheme.layout,
-            params=vectors.params,
-            grads=vectors.grads,
-            # What servers of this host own may be changing as we come.
-            fills=(rank == 0 and not has_begun) or (line is not None and not line.in_place),
-        ),
-        part=part,
     )
+    replica = served_replica(part, optimizer, memory, lanes=group.rank_info.servers)
     if line is not None:
         line.bind(replica)
     world.comm.servers = HostServers(host, line, lockstep=service.rule.gathers) if service.cached else line
@@ -85,23 +77,22 @@ def join(
 
 
 def _scheme(
-    model: nn.Module,
+    part: Part,
     optimizer: Optimizer,
     group: ServerGroup,
     service: Service,
     arena: Arena,
     *,
-    part: Part | None,
     has_begun: bool,
 ) -> Scheme:
     """Where everything lies; the first worker that has a part tells the servers which part it is."""
     if group.rank_info.address:
         _check_servers(group.rank_info, service, has_begun=has_begun)
-        return elastic_scheme(model, optimizer).assigned(group, service.copies)
-    held = outline(part, optimizer) if part else None
+        return elastic_scheme(part.model, optimizer).assigned(group, service.copies)
+    held = outline(part, optimizer) if part.spread else None
     if held and group.rank_info.rank == 0:
         tell(group, arena, held)
-    return describe(model, optimizer, group.rank_info.servers, every=service.every_of, held=held)
+    return describe(part.model, optimizer, group.rank_info.servers, every=service.every_of, held=held)
 
 
 def _connected(
