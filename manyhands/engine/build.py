@@ -23,10 +23,8 @@ from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import needs_closure
 from manyhands.replica.optimizer.clipping import ClippedInParts, ClippedPath
 from manyhands.replica.optimizer.gates import HostsGate, LoneHostGate, PartsGate
-from manyhands.replica.optimizer.logged import LoggedPath
-from manyhands.replica.optimizer.undo_log import UndoLog
-from manyhands.replica.optimizer.update_path import Gate, UpdatePath
-from manyhands.replica.optimizer.updates import Updates
+from manyhands.replica.optimizer.undo_log import LoggedPath, UndoLog
+from manyhands.replica.optimizer.updates import Gate, UpdatePath, Updates
 from manyhands.replica.part import Loss, Part
 from manyhands.replica.replica import Replica
 from manyhands.servers.protocol.service import Service

@@ -20,8 +20,7 @@ from manyhands.replica.layout import Span
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import needs_closure
 from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
-from manyhands.replica.optimizer.logged import skipped_in
-from manyhands.replica.optimizer.update_path import UpdatePath
+from manyhands.replica.optimizer.updates import UpdatePath, skipped_in
 from manyhands.replica.part import Share
 from manyhands.replica.state.kept import StrategyVectors
 

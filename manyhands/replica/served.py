@@ -7,8 +7,7 @@ from manyhands.replica.gradients.factors import linear_weights
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import SPAN_BYTES
-from manyhands.replica.optimizer.update_path import Gate, RemotePath
-from manyhands.replica.optimizer.updates import Updates
+from manyhands.replica.optimizer.updates import Gate, RemotePath, Updates
 from manyhands.replica.part import Part
 from manyhands.replica.replica import Replica
 from manyhands.replica.server_memory import ServerMemory

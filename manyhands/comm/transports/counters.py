@@ -128,9 +128,10 @@ class StepCounter:
         """How far everyone has come, this worker included."""
         return [self._counters.read(index) for index in range(len(self._peers) + 1)]
 
-    def wait_for(self, peer: int, value: int) -> None:
-        """Until one of the others has come as far."""
+    def wait_for(self, peer: int, value: int) -> int:
+        """Until one of the others has come as far; returns how far it has."""
         self._counters.wait(peer, value)
+        return self._counters.read(peer)
 
     def wait(self, value: int) -> None:
         """Until all others have come as far."""

@@ -202,8 +202,7 @@ class Gradients:
         self._missing[self._index] = missing
         self._all_here = True
         self._take_turns()
-        while self._turn < self._turn_count:
-            self._wait_for_turn()
+        while self._turn < self._turn_count and self._wait_for_turn():
             self._take_turns()
         if self._adds_early:
             self._add_own()
@@ -250,8 +249,10 @@ class Gradients:
             index, number = divmod(turn, self._workers - 1)
             if not (self.arrived[index] or self._all_here):
                 break
-            if number and not self._is_my_turn(turn):
-                break
+            if number and self._progress and self._seen < self._steps_done + turn:
+                self._seen = self._progress.read(self._before)
+                if self._seen < self._steps_done + turn:
+                    break  # the worker before this one has not taken the turn before
             grad = self._private[index]
             for into, start, stop in () if index in self._factored else self._division.turns[index][number]:
                 if grad is None:
@@ -264,15 +265,11 @@ class Gradients:
             turn += 1
             if number == self._workers - 2 and not self._division.last[index]:
                 self._drop(index)
-        if turn > first and self._progress:
-            self._turn = turn
+        self._turn = turn
+        if self._progress and turn > first:
             self._seen = self._progress.publish_and_read(self._steps_done + turn, self._before)
-
-    def _is_my_turn(self, turn: int) -> bool:
-        """Whether the worker before this one has taken the turn before."""
-        if self._seen < self._steps_done + turn and self._progress:
+        elif self._progress:
             self._seen = self._progress.read(self._before)
-        return self._seen >= self._steps_done + turn
 
     def _wait_for_turn(self) -> bool:
         """Wait for the worker before this one, if that is what keeps us; says whether it was."""
@@ -285,7 +282,7 @@ class Gradients:
             return False
         if self._progress:
             with telemetry.timed("wait"):
-                self._progress.wait_for(self._before, self._steps_done + turn)
+                self._seen = self._progress.wait_for(self._before, self._steps_done + turn)
         return True
 
     def _add_own(self) -> None:
@@ -294,7 +291,7 @@ class Gradients:
             if not (self.arrived[index] or self._all_here):
                 break
             ready = (index + 1) * (self._workers - 1)
-            if self._turn < ready or not self._is_my_turn(ready):
+            if self._turn < ready or self._seen < self._steps_done + ready:
                 break
             for number in () if index in self._factored else self._division.last[index]:
                 self._add_last(index, number)

@@ -9,7 +9,7 @@ from manyhands.replica.flat_model import FlatModel
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.layout import Span
 from manyhands.replica.memory import Team
-from manyhands.replica.optimizer.update_path import Factor, UpdatePath, unlimited
+from manyhands.replica.optimizer.updates import Factor, UpdatePath, unlimited
 
 _TINY = 1e-6  # as `clip_grad_norm_` has it
 

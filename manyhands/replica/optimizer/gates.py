@@ -4,7 +4,7 @@ from manyhands import telemetry
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.memory import Team
-from manyhands.replica.optimizer.update_path import Gate
+from manyhands.replica.optimizer.updates import Gate
 
 
 class LoneHostGate(Gate):
