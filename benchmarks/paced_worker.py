@@ -10,7 +10,7 @@ from paced import Bulk, Pace
 from processes import leave_result
 
 import manyhands as mh
-from manyhands.cluster.worker.rank_info import own_rank_info
+from manyhands.cluster.launchers.detect import own_rank_info
 
 COUNTERS = Path("/sys/class/net/eth0/statistics")
 """Those of the kernel, for what has left and reached this host; an emulated host has one interface."""

@@ -22,7 +22,7 @@ from manyhands.cluster.launcher import supervisor
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.cores import CoreLayout
 from manyhands.cluster.launchers import local
-from manyhands.cluster.worker.rank_info import SERVERS
+from manyhands.cluster.launchers.rank_info import SERVERS
 from manyhands.lab.emulated_hosts import EmulatedHosts
 
 HERE = Path(__file__).resolve().parent

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 import manyhands as mh
 from manyhands import data, models, strategies
-from manyhands.cluster.worker.rank_info import own_rank_info
+from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.job import learning_rate, optimizers
 
 MODEL = "cnn:width=8"  # small: the time of a step is the stated one

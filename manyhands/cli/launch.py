@@ -20,7 +20,8 @@ from manyhands.cli.run import (
     worker_range,
 )
 from manyhands.cluster.launchers import local
-from manyhands.cluster.worker.rank_info import RankInfo, own_rank_info
+from manyhands.cluster.launchers.detect import own_rank_info
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.errors import UsageError
 
 EXAMPLES = f"""\

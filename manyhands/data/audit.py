@@ -1,8 +1,8 @@
 """A count of the samples that steps have really used, kept apart from the ledger's own books.
 
-The ledger says which samples go into which step. Here every worker notes which ones did: a batch that it was handed is
-recognised by its tensors when a step is given it, or by its turn if the script has made something else of it. At the
-end of an epoch all notes together show which samples were used once, more often, or never.
+The ledger says which samples go into which step. Here every worker notes which ones did: it recognises a batch that
+the script was given by its tensors when a step uses it, or by its turn if the script has made something else of it. At
+the end of an epoch the notes of all workers show which samples were used once, more often, or never.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ class _Handed:
 
 
 class Audit:
-    """What this worker's steps have used, and what is known of others' before they left."""
+    """What the steps of this worker have used, and what those of workers that left are known to have used."""
 
     def __init__(self) -> None:
         self.used: Ranges = []
@@ -71,10 +71,10 @@ class Audit:
                 samples -= turn.samples
         return found
 
-    def count(self, everyone: Iterable[Ranges]) -> Tensor:
-        """By place, how often it was used, from all workers' notes."""
+    def count(self, notes: Iterable[Ranges]) -> Tensor:
+        """By place, how often it was used, from the notes of all workers."""
         times = self._before.to(torch.int32)
-        for ranges in everyone:
+        for ranges in notes:
             for first, last in ranges:
                 times[first:last] += 1
         return times

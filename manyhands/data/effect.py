@@ -1,7 +1,7 @@
 """Which replica has the effect of which samples, where replicas do not learn from all others at once.
 
 A sample that a step has used is in the parameters of one replica, and gets into others when replicas
-meet. All workers know which replicas meet, so each keeps these books for all, without a message. When
+meet. Every worker knows which replicas meet, so each keeps these books for all, without a message. When
 workers die, what the surviving replicas have is what counts: a sample whose effect died with them is
 assigned again. The ledger is not asked.
 """

@@ -1,9 +1,9 @@
-"""Which samples of an epoch are committed, and who gets what of the rest.
+"""Which samples of an epoch are committed, and which worker gets what of the rest.
 
-The order of an epoch depends on the seed and the epoch alone. A dealing cuts what is left of it into rounds, one batch
-for each worker; it holds as long as the workers are the same. When they are not, what is neither committed nor in the
-hands of someone who is still there is dealt anew: so every sample is committed exactly once, whoever
-dies and whoever joins.
+The order of an epoch depends on the seed and the epoch alone. An assignment cuts what is left of it into rounds, one
+batch for each worker; it holds as long as the workers are the same. When workers come or go, what is neither committed
+nor outstanding at a worker that is still there is assigned anew: so every sample is committed exactly once, whichever
+workers die or join.
 """
 
 import itertools
@@ -21,7 +21,7 @@ Ranges = list[Range]
 class Assignment:
     """Some places in rounds, for so many workers; `batch` is what one of them should have at a time.
 
-    `held` are the rounds that each worker has from before. It counts them first.
+    `held` are the rounds that each worker has outstanding from before. They come first.
     """
 
     rest: Tensor
@@ -36,10 +36,10 @@ class Assignment:
     def share(self, number: int, worker: int) -> Tensor:
         """A worker's places in a round."""
         held = self.held[worker]
-        return held[number] if number < len(held) else self._dealt(number - len(held), worker)
+        return held[number] if number < len(held) else self._assigned(number - len(held), worker)
 
-    def _dealt(self, number: int, worker: int) -> Tensor:
-        """The same in a round that was dealt here.
+    def _assigned(self, number: int, worker: int) -> Tensor:
+        """As above, in a round that is assigned here.
 
         The last round may be short: it is divided evenly among as many workers as can have two samples each, since
         batch norm cannot train on one; the others get an empty share.
@@ -63,12 +63,12 @@ class Ledger:
         if shuffle:
             generator = torch.Generator().manual_seed(hash((seed, epoch)) & 0x7FFF_FFFF_FFFF_FFFF)
             self._order = torch.randperm(length, generator=generator)
-        self.deal(batch=1, round_samples=1, workers=1)
+        self.assign(batch=1, round_samples=1, workers=1)
 
-    def deal(
+    def assign(
         self, *, batch: int, round_samples: int, workers: int, held: Sequence[Sequence[Ranges]] = ()
     ) -> None:
-        """Hand out what is left, in rounds; `held` are those that each worker has from before, not committed."""
+        """Assign what is left, in rounds; `held` are those that each worker has outstanding from before."""
         free = self.times == 0
         kept = [[_places(ranges) for ranges in one] for one in held] or [[]] * workers
         for places in itertools.chain.from_iterable(kept):
@@ -83,14 +83,14 @@ class Ledger:
         return self._order[places]
 
     def commit(self, drawn: Sequence[int]) -> None:
-        """What the workers have used is safe: their shares of so many rounds, with those that they had from before."""
+        """What the workers have used is safe: by worker, its shares of so many rounds, those from before included."""
         for worker, rounds in enumerate(drawn):
             for number in range(self._settled[worker], rounds):
                 self.times[self.assignment.share(number, worker)] += 1
             self._settled[worker] = max(self._settled[worker], rounds)
 
     def correct(self, counted: Tensor) -> None:
-        """Others know better what is safe: these places, as flags, and no others."""
+        """The surviving replicas show what is safe: these places, as flags, and no others."""
         self.times = torch.where(counted, self.times.clamp(min=1), 0)
 
     def settled(self, worker: int) -> int:

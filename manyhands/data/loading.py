@@ -44,13 +44,16 @@ def samples_in(batch: Any) -> int:
     return samples_in(fields[0]) if isinstance(fields[0], Mapping) else len(fields[0])
 
 
-def parts_of(batches: Sequence[Any], limit: int | None, device: torch.device | None) -> list[tuple[Any, int]]:
-    """What a step computes one after the other: batches with their numbers of samples, those without any left out;
-    cut into pieces of at most `limit` samples, and moved to the device, where these are given."""
+def parts_of(
+    batches: Sequence[Any], limit: int | None, device: torch.device | None
+) -> tuple[list[tuple[Any, int]], int]:
+    """What a step computes one after the other, and the samples in all: batches with their numbers of samples, those
+    without any left out; cut into pieces of at most `limit` samples, and moved to the device, where these are given."""
     pieces = [piece for batch in batches for piece in split(batch, limit)] if limit else batches
     if device is not None:
         pieces = [moved(piece, device) for piece in pieces]
-    return [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
+    parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
+    return parts, sum([samples for _, samples in parts])
 
 
 def empty_like(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample, not to whoever draws them.
+"""Random numbers that belong to a sample, not to the worker that draws them.
 
 A counter-based generator: the number is a hash of (seed, epoch, sample, stream). Nothing is carried from one
 draw to the next, so a sample looks the same in any batch, in any order, on any number of workers.

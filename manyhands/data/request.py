@@ -9,7 +9,7 @@ from manyhands.data.sets import Data
 from manyhands.errors import UsageError
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, how much of it is done, and how much there is (None: nobody knows)."""
+"""Called with what is being done, how much of it is done, and how much there is (None: unknown)."""
 
 
 @dataclass(frozen=True, kw_only=True)

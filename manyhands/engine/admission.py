@@ -5,8 +5,9 @@ from typing import Any
 
 from manyhands import placement as placements
 from manyhands import strategies
-from manyhands.cluster.worker.rank_info import RankInfo
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.launchers.rank_info import RankInfo
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.engine.settings import Settings, Training
 from manyhands.errors import UsageError
 from manyhands.strategies import Asked

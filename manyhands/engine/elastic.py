@@ -89,7 +89,7 @@ def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLin
 
 
 def _settle(engine: Engine, new: NewGeneration) -> None:
-    """Decide whether what was under way counts; all workers decide alike, again if another one dies meanwhile."""
+    """Decide whether the step under way counts. All workers decide alike, and again if another one dies meanwhile."""
     world, transaction, progress = engine.world, engine.transaction, engine.progress
     world.host.end([rank for rank, number in enumerate(world.rank_info.members) if number in new.gone])
     used = engine.generation.used
@@ -113,15 +113,15 @@ def _settle(engine: Engine, new: NewGeneration) -> None:
 
 
 def settle_data(engine: Engine, used: list[int]) -> None:
-    """Where workers do not step together: what counts is how far each worker's steps have come."""
+    """Where workers do not step together, the samples of each worker's own steps count."""
     if engine.feed.data is not None:
         engine.feed.note_progress(used)
         engine.feed.commit()
 
 
 def _settle_host(engine: Engine, new: NewGeneration) -> None:
-    """What a host can do by itself: finish a step for which it has all sums. Whether other hosts have come as far
-    is seen when they meet (`rejoin`)."""
+    """A host finishes a step for which it has all sums. Whether other hosts have come as far it hears when they meet
+    (`rejoin`)."""
     transaction, world = engine.transaction, engine.world
     # A worker that is alone on its host has finished the step, or has changed nothing yet.
     if transaction is None or world.host.size == 1:
@@ -134,9 +134,9 @@ def _settle_host(engine: Engine, new: NewGeneration) -> None:
 
 
 def _repair(engine: Engine, new: NewGeneration) -> int:
-    """Make the replica that workers share that of a whole step; returns how many steps it has made."""
+    """Bring the replica that workers share to the end of a step; returns how many steps it has made."""
     replica, members = engine.replica, engine.world.rank_info.members
-    if not replica.is_logged:  # a worker that is alone leaves nothing that others have to put right
+    if not replica.is_logged:  # a worker that is alone leaves nothing half done for others
         return engine.progress.steps_here
     holders = new.members[: new.state_holders]
     ranks = engine.world.host.ranks

@@ -86,6 +86,10 @@ class Engine:
         # What the worker is in the middle of.
         self.replica_state = ReplicaState.NONE
         self.transaction: Transaction | None = None
+        self.told_settings: tuple[list[Any] | None, int] = (
+            None,
+            0,
+        )  # the optimizer's, as last told, and their digest
         self.change_is_due = False  # all workers know that the members of the run are to change
         self.answering = 0  # what a worker has asked for and all workers are doing now
         # How the session has ended.

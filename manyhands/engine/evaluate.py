@@ -13,7 +13,9 @@ from manyhands.errors import UsageError
 Measure = Callable[[nn.Module, Any], Tensor]
 
 
-def measure(engine: Engine, data: Any, judges: Mapping[str, Measure], *, batch_size: int) -> dict[str, float]:
+def measure(
+    engine: Engine, data: Any, measures: Mapping[str, Measure], *, batch_size: int
+) -> dict[str, float]:
     """The mean of every measure over all samples, the same on each worker."""
     if not len(data):
         raise UsageError("evaluate was given a data set without samples")
@@ -21,10 +23,10 @@ def measure(engine: Engine, data: Any, judges: Mapping[str, Measure], *, batch_s
     mesh = placed.mesh
     indices = torch.arange(len(data))[placed.feed :: mesh.feeds]
     parts = [part for part in indices.split(batch_size) if len(part)]
-    # Workers that need each other's parameters judge equally often.
+    # Workers that need each other's parameters evaluate equally many batches.
     rounds = -(-len(data) // (batch_size * mesh.feeds)) if mesh.shards > 1 else len(parts)
     device = engine.replica.params.device
-    sums = dict.fromkeys(judges, 0.0)
+    sums = dict.fromkeys(measures, 0.0)
     count = 0
     for number in range(rounds):
         is_own = number < len(parts)
@@ -34,11 +36,11 @@ def measure(engine: Engine, data: Any, judges: Mapping[str, Measure], *, batch_s
             batch = moved(batch, device)
         weight = samples if is_own and placed.counts else 0
         count += weight
-        for name, judge in judges.items():
-            sums[name] += part.judge(judge, batch, samples) * weight
+        for name, one in measures.items():
+            sums[name] += part.judge(one, batch, samples) * weight
     rows = engine.world.exchange([float(count), *sums.values()])
     total = sum(row[0] for row in rows)
-    return {name: sum(row[1 + i] for row in rows) / total for i, name in enumerate(judges)}
+    return {name: sum(row[1 + i] for row in rows) / total for i, name in enumerate(measures)}
 
 
 def accuracy(model: nn.Module, batch: Any) -> Tensor:

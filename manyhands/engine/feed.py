@@ -1,4 +1,7 @@
-"""The data set of a session: its ledger, and what this worker has drawn of it."""
+"""The data set of a session: its ledger, and what this worker has drawn of it.
+
+`drawn` and `used` count rounds of one assignment and begin again with the next; counters of the run are in `Progress`.
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +17,7 @@ from manyhands.data.ledger import Assignment, Ledger, Ranges, flags, ranges_of
 from manyhands.data.loading import empty_like, gather
 from manyhands.errors import UsageError
 
-_DEALING_SHIFT = 32  # rounds that one dealing can have
+_ASSIGNMENT_SHIFT = 32  # bits for the rounds of one assignment
 
 
 class FeedRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +46,7 @@ class Outstanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feed:
-    """What the workers draw; `pooled` is whether all their batches of a round make one update."""
+    """What this worker draws; `pooled` is whether the batches of all workers in a round make one update."""
 
     def __init__(self, *, pooled: bool) -> None:
         self.data: Any = None  # whose samples the current steps use
@@ -51,7 +54,7 @@ class Feed:
         self._ledger: Ledger | None = None
         self._safe: Sequence[int] | None = None  # rounds of each worker that the ledger has yet to hear of
         self.round_samples = 1  # that the workers use together in a round
-        self.drawn = 0  # rounds of this dealing that this worker has drawn
+        self.drawn = 0  # rounds of this assignment that this worker has drawn
         self.used = 0  # of those, the ones that are in its steps
         self.audit = Audit()
         self.checks: list[dict[str, int]] = []  # of the epochs that are over: samples used once, twice, never
@@ -60,20 +63,20 @@ class Feed:
         self._effects: Effects | None = None
         self._last_data: Any = None
         self._resumed: Ranges = []
-        self._everyone: Sequence[int] = ()  # rounds that each worker had used at the last meeting
+        self._used_by: Sequence[int] = ()  # by worker: rounds used at the last exchange
         self._shuffle = True
         self._batch = self._round_samples = 1
-        self._worker = 0  # among those that the data are dealt to
-        self._dealings = 0  # since the workers last changed: all make the same
+        self._worker = 0  # among those that the assignment counts
+        self._assignments = 0  # since the workers last changed; all workers make the same
         self._is_over = False  # the epoch of the ledger
-        self._is_joining = False  # in the middle of a loop that others have begun
+        self._is_joining = False  # in the middle of a loop that other workers have begun
 
     def begin(
         self, data: Any, *, epoch: int, seed: int, batch: int, shuffle: bool, workers: int, full: int
     ) -> bool:
-        """A loop over this data; `full` is the number of workers whose batches make a round.
+        """The script begins a loop over this data; the batches of `full` workers make a round.
 
-        Says whether it begins here, and does not go on with what was left of another.
+        Returns False where the loop goes on with what another one has left.
         """
         if batch < 1:
             raise UsageError(f"batch_size={batch}: a step needs at least 1 sample per worker")
@@ -88,26 +91,26 @@ class Feed:
         self._batch, self._shuffle = batch, shuffle
         self._round_samples = batch * full
         if goes_on and is_alike:
-            # A loop that was left early goes on after what is in steps; nobody need know how far the others are.
+            # A loop that was left early goes on after what is in steps; no worker need know how far the others are.
             self.drawn = self.used
             return False
         if ledger and goes_on:
-            ledger.commit(self._everyone or [self.used] * workers)
+            ledger.commit(self._used_by or [self.used] * workers)
         else:
             self.ledger = Ledger(len(data), seed=seed, epoch=epoch, shuffle=shuffle)
             self.ledger.committed = self._resumed
             self.audit = Audit()
             self.audit.begin(self.ledger.times)
         self._resumed, self._is_over = [], False
-        self.deal(workers)
+        self.assign(workers)
         return not goes_on
 
-    def deal(self, workers: int, held: Sequence[Outstanding] = (), worker: int = 0) -> None:
-        """Hand out what is left to the workers that are here now; they keep what they have in hand."""
+    def assign(self, workers: int, held: Sequence[Outstanding] = (), worker: int = 0) -> None:
+        """Assign what is left to the workers of this generation; each keeps what it has outstanding."""
         own = held[worker] if held else Outstanding()
         self.drawn, self.used = len(own.rounds), own.used
-        self._everyone = [one.used for one in held]
-        self._dealings = 0 if held else self._dealings + 1
+        self._used_by = [one.used for one in held]
+        self._assignments = 0 if held else self._assignments + 1
         if self.ledger is None:
             return
         if held:
@@ -116,7 +119,7 @@ class Feed:
             self._effects = Effects([self.ledger.times > 0] * workers)
         # Where every update is made from one worker's batch, more workers take more samples in a round.
         round_samples = self._round_samples if self._pooled else self._batch * workers
-        self.ledger.deal(
+        self.ledger.assign(
             batch=self._batch,
             round_samples=round_samples,
             workers=workers,
@@ -125,20 +128,20 @@ class Feed:
         self._worker, self.round_samples = worker, round_samples
 
     def _take_stock(self, ledger: Ledger, held: Sequence[Outstanding]) -> None:
-        """Workers have come or gone: what the replicas that are here have counts, and nothing else does."""
+        """Workers have come or gone: what the replicas of this generation have counts, and nothing else does."""
         told = [one.effect if one.epoch == ledger.epoch else None for one in held]
         known = [flags(effect, ledger.length) for effect in told if effect is not None]
         if not known:
-            self.audit.begin(ledger.times)  # nobody can ask those who are gone
+            self.audit.begin(ledger.times)  # no worker can ask those that are gone
             self._effects = Effects([ledger.times > 0] * len(held))
             return
-        # Whoever is new has taken over the first one's replica.
+        # A worker that is new has taken over the first one's replica.
         rest = iter(known)
         self._effects = Effects([known[0] if effect is None else next(rest) for effect in told])
         counted = torch.stack(known).any(0)
         for one in held:
             for ranges in one.rounds:
-                counted &= ~flags(ranges, ledger.length)  # it counts when its worker has met another
+                counted &= ~flags(ranges, ledger.length)  # it counts when its worker has met another one
         self.audit.begin(torch.where(counted, ledger.times.clamp(min=1), 0))
         ledger.correct(counted)
 
@@ -176,7 +179,7 @@ class Feed:
 
     @property
     def ledger(self) -> Ledger | None:
-        """With all that is committed in it; between steps the ledger is not told, until it is asked."""
+        """With everything that is committed: steps leave their commits in `_safe` until the ledger is asked for."""
         if self._safe is not None and self._ledger and self._effects:
             self._effects.meet(self._safe)
             self._ledger.commit(self._safe)
@@ -192,48 +195,48 @@ class Feed:
         they had used before it."""
         if is_safe and late:
             self.commit(groups)
-        self._everyone = drawn
+        self._used_by = drawn
         if is_safe and not late:
             self.commit(groups)
 
-    def note(self, everyone: Sequence[int]) -> None:
+    def note(self, used_by: Sequence[int]) -> None:
         """How many rounds each worker has used."""
-        self._everyone = everyone
+        self._used_by = used_by
 
     @property
     def progress(self) -> int:
-        """How far this worker has come, for others who may be in another dealing; it only grows."""
-        return self._dealings << _DEALING_SHIFT | self.used
+        """How far this worker has come, for workers that may have another assignment; it only grows."""
+        return self._assignments << _ASSIGNMENT_SHIFT | self.used
 
     @property
     def prospect(self) -> int:
-        """The same once the step under way is made."""
-        return self._dealings << _DEALING_SHIFT | self.drawn
+        """As above, once the step under way is made."""
+        return self._assignments << _ASSIGNMENT_SHIFT | self.drawn
 
-    def note_progress(self, everyone: Sequence[int]) -> None:
-        """How far each worker has come. Whoever is in a later dealing has used all of this one."""
+    def note_progress(self, reached: Sequence[int]) -> None:
+        """How far each worker has come. A worker that has a later assignment has used all of this one."""
         if self.assignment is None:
             return
         rounds = []
-        for worker, value in enumerate(everyone):
-            ahead = (value >> _DEALING_SHIFT) - self._dealings
-            used = self.assignment.rounds(worker) if ahead > 0 else value & ((1 << _DEALING_SHIFT) - 1)
+        for worker, value in enumerate(reached):
+            ahead = (value >> _ASSIGNMENT_SHIFT) - self._assignments
+            used = self.assignment.rounds(worker) if ahead > 0 else value & ((1 << _ASSIGNMENT_SHIFT) - 1)
             rounds.append(0 if ahead < 0 else used)
         self.note(rounds)
 
     def commit(self, groups: Learners | None = None) -> None:
         """What all workers had used at the last exchange is safe; with `groups`, what those in them had."""
-        if not self._everyone:
+        if not self._used_by:
             return
         if groups is None:
-            self._safe = self._everyone
+            self._safe = self._used_by
             return
         ledger = self.ledger
         if ledger is None or self._effects is None:
             return
-        self._effects.meet(self._everyone, groups)
+        self._effects.meet(self._used_by, groups)
         met = set(itertools.chain.from_iterable(groups))
-        ledger.commit([used if worker in met else 0 for worker, used in enumerate(self._everyone)])
+        ledger.commit([used if worker in met else 0 for worker, used in enumerate(self._used_by)])
 
     def outstanding(self, worker: int) -> Outstanding:
         if self.ledger is None or self._effects is None:
@@ -248,19 +251,19 @@ class Feed:
 
     @property
     def is_complete(self) -> bool:
-        """After the last commit: whether every sample of the epoch was used, or some must be dealt again."""
+        """After the last commit: whether every sample of the epoch was used; otherwise the rest is assigned again."""
         return self.ledger is not None and not self.ledger.tally()["never"]
 
-    def end_epoch(self, everyone: Iterable[Ranges]) -> None:
-        """Check the ledger by what everyone's steps have used."""
+    def end_epoch(self, notes: Iterable[Ranges]) -> None:
+        """Check the ledger by what the steps of all workers have used."""
         if self.ledger is not None:
-            self.checks.append({"epoch": self.ledger.epoch, **tally(self.audit.count(everyone))})
+            self.checks.append({"epoch": self.ledger.epoch, **tally(self.audit.count(notes))})
         self._is_over = True
 
-    def end(self, everyone: Iterable[Ranges]) -> None:
+    def end(self, notes: Iterable[Ranges]) -> None:
         """The run is over, perhaps in the middle of an epoch."""
         if self.ledger is not None and self.is_under_way:
-            found = tally(self.audit.count(everyone))
+            found = tally(self.audit.count(notes))
             self._left = found.pop("never")
             self.checks.append({"epoch": self.ledger.epoch, **found, "never": 0})
 

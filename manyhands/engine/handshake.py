@@ -2,8 +2,9 @@
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -28,6 +29,8 @@ WORDS = (
 
 # What a worker asks all workers to do, once the step is made; the later includes the earlier.
 NOTHING, SAVE_NOW, LEAVE = range(3)
+
+_NO_NUMBERS = (bool, str, type(None))
 
 # By rank: purpose, samples, digest of the settings, rounds used, change, what the worker asks for.
 Rows = list[list[float]]
@@ -126,7 +129,7 @@ def begin(engine: Engine, purpose: int, *, samples: int = 0) -> Handshake:
     asks = wish(engine, purpose, engine.progress.steps + 1)
     world = generation.world
     follows = optimizer if world.size > 1 and engine.traits.same_settings else None
-    digest = _digest(follows)
+    digest = _digest(engine, follows.param_groups) if follows else 0
     row = [float(purpose), float(samples), float(digest), float(used), float(change), float(asks)]
     if world.size > 1 and not generation.one_host:
         return Handshake(world.start_exchange(row), generation, follows)
@@ -136,12 +139,33 @@ def begin(engine: Engine, purpose: int, *, samples: int = 0) -> Handshake:
     return handshake
 
 
-def _digest(optimizer: Optimizer | None) -> int:
-    """Of the optimizer's settings, where they must be the same on all workers."""
-    if optimizer is None:
-        return 0
-    values = hyper_parameters(optimizer)
-    return zlib.crc32(struct.pack(f"{len(values)}d", *values))
+def _digest(engine: Engine, groups: list[dict[str, Any]]) -> int:
+    """Of the optimizer's settings, which must be the same on all workers; they seldom change from step to step."""
+    values = [value for group in groups for name, value in group.items() if name != "params"]
+    known, digest = engine.told_settings
+    if values != known:
+        fixed = _numbers(values)
+        numbers = hyper_parameters(engine.training.optimizer) if fixed is None else fixed
+        digest = zlib.crc32(struct.pack(f"{len(numbers)}d", *numbers))
+        engine.told_settings = (None if fixed is None else values), digest
+    return digest
+
+
+def _numbers(values: Iterable[Any]) -> list[float] | None:
+    """As `hyper_parameters` finds them; None where a tensor or a list may change in place."""
+    numbers: list[float] = []
+    for value in values:
+        kind = type(value)
+        if kind is float or kind is int:
+            numbers.append(value)
+        elif kind is tuple:
+            inner = _numbers(value)
+            if inner is None:
+                return None
+            numbers += inner
+        elif kind not in _NO_NUMBERS:
+            return None
+    return numbers
 
 
 def wish(engine: Engine, purpose: int, steps: int) -> int:

@@ -10,17 +10,19 @@ from typing import Any
 
 from manyhands.cluster.coordinator.control import NewGeneration, invitation
 from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers.detect import own_rank_info
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.member import Member
-from manyhands.cluster.worker.rank_info import RankInfo, own_rank_info
 from manyhands.cluster.worker.rendezvous import open_meeting_place
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.comm.transports.connections import Connections
 from manyhands.errors import PeerLost
 
 
 @dataclass(frozen=True)
 class GenerationLinks:
-    """How a process reaches the others of a generation: its connections, and, for the first of them, the store
+    """How a process reaches the other members of a generation: its connections, and, for the first member, the store
     where all meet."""
 
     connections: Connections
@@ -42,7 +44,7 @@ def membership(environ: Mapping[str, str]) -> Member | None:
         serves=info.is_server,
     )
     if threading.current_thread() is threading.main_thread():
-        # Servers stay until the run is over: others may not have what they have.
+        # Servers stay until the run is over: no other process may have their state.
         leave = signal.SIG_IGN if info.is_server else lambda *_: member.ask_to_leave()
         signal.signal(signal.SIGUSR1, leave)
     return member

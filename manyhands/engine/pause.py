@@ -102,7 +102,7 @@ def end_of_data(engine: Engine, calls: int, assignment: Assignment | None = None
         agree(engine)  # an epoch is over when what was learned in it is safe
     feed.commit()
     if assignment and not feed.is_complete:
-        feed.deal(engine.placed.mesh.feeds)
+        feed.assign(engine.placed.mesh.feeds)
         return
     if assignment:
         feed.end_epoch(notes(engine))

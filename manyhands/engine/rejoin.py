@@ -177,7 +177,7 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
 def _catch_up(
     engine: Engine, world: World, old: Replica | None, members: _Members, new: NewGeneration | None
 ) -> None:
-    """The session goes on where the furthest worker is; what no worker has is handed out again."""
+    """The session goes on where the furthest worker is; what no worker has is assigned again."""
     feed, mesh = engine.feed, engine.placed.mesh
     source = members.source
     said = world.gather(msgspec.json.encode(capture(engine)) if world.rank == source else b"")[source]
@@ -191,7 +191,7 @@ def _catch_up(
         # Other workers have drawn some of it already.
         feed.adopt(snapshot.feed, snapshot.progress["seed"], is_in_loop=False, keeps=True)
         engine.progress.begin_epoch()
-    feed.deal(mesh.feeds, all_held[:: mesh.copies], mesh.feed(world.rank))
+    feed.assign(mesh.feeds, all_held[:: mesh.copies], mesh.feed(world.rank))
 
 
 def _outstanding(engine: Engine, new: NewGeneration | None) -> Outstanding:

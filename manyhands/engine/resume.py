@@ -21,7 +21,7 @@ from manyhands.servers.worker import saved_state
 
 
 def resume(engine: Engine, directory: Path) -> dict[str, Any] | None:
-    """Become what was saved, on however many workers there are now."""
+    """Load the newest checkpoint, and go on from it; returns its `extra`, or None if there is no checkpoint."""
     tensors, record = _load(engine, directory)
     if record is None:
         return None
@@ -78,7 +78,7 @@ def _same_workers(record: dict[str, Any], engine: Engine) -> bool:
 
 
 def _modernise(record: dict[str, Any], directory: Path) -> None:
-    """What earlier versions did not save is as it was for them; what is no session's checkpoint is refused."""
+    """Fill in what earlier versions did not save; refuse what is not the checkpoint of a session."""
     needed = (
         "steps",
         "epoch",
@@ -110,7 +110,7 @@ def _modernise(record: dict[str, Any], directory: Path) -> None:
 
 
 def _load(engine: Engine, directory: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """Worker 0 reads and the others are told: there need not be a common disk."""
+    """Worker 0 reads and tells the others: they need not have a common disk."""
     world = engine.world
     tensors: dict[str, Tensor] = {}
     record: dict[str, Any] | None = None

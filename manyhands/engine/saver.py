@@ -1,9 +1,9 @@
 """Saving without stopping: the step waits for a copy of the state into memory, and a process writes that copy.
 
-All workers of the first host write what they have to give into one piece of memory, each at its place in the file to
+All workers of the first host write what they have to give into shared scratch memory, each at its place in the file to
 come; workers of other hosts send theirs. Then training goes on. Only worker 0 knows the process that writes: it hears
-of its end at one of the next steps, or waits for it before the next save and at the end. It may have another rank by
-then, or be gone, and then the process is gone as well.
+of its end at one of the next steps, or waits for it before the next save and at the end. Worker 0 may have another rank
+by then; if it has died, the process has ended with it.
 """
 
 import itertools
@@ -29,14 +29,14 @@ from manyhands.cluster.worker.world import World
 from manyhands.comm.transports.arena import PAGE, available_bytes, give_back
 from manyhands.errors import CheckpointError
 
-_PLACE = 1 << 62  # in the host's memory, far above what all generations hand out
+_PLACE = 1 << 62  # in the host's memory, far above what all generations allocate
 _PLACE_BYTES = 1 << 50  # for one copy: several sessions of a process may be saving at once
 
 _taken: set[int] = set()  # places whose copies are being made or written, by number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class Scratch:
     """Where the copy is made: `fd` from `start` on. Worker 0 gives it back when it is written, others when copied."""
 
     fd: int
@@ -50,7 +50,7 @@ class Saver:
     def __init__(self, world: World, warn: Callable[[str], None]) -> None:
         self.world = world
         self._warn = warn
-        self.writing: tuple[Writing, Room] | None = None  # on the worker that had it written
+        self.writing: tuple[Writing, Scratch] | None = None  # on the worker that has it written
         self._is_begun = False
         self._knows = False  # whether this worker hears what becomes of the last save
         self._failure = ""  # and why it is not on the disk
@@ -72,46 +72,46 @@ class Saver:
         self._is_begun, self._knows, self._failure = True, False, ""
         text, forms, text_bytes = self._describe(directory, step, tensors, record)
         layout = tensor_file.lay_out({name: form for each in forms for name, form in each.items()})
-        room = self._claim(layout.size_bytes + text_bytes, directory, step)
+        scratch = self._claim(layout.size_bytes + text_bytes, directory, step)
         is_copied = False
         try:
-            problem = self._copy(room, layout, tensors, text, forms)
+            problem = self._copy(scratch, layout, tensors, text, forms)
             self._all_well(directory, step, problem)
             is_copied = True
         finally:
-            if room and not (is_copied and self.world.rank == 0):
-                room.give_back()
-        if room and self.world.rank == 0:
+            if scratch and not (is_copied and self.world.rank == 0):
+                scratch.give_back()
+        if scratch and self.world.rank == 0:
             sizes = {TENSORS: layout.size_bytes, RECORD: text_bytes}
             pid = os.getpid()
-            job = Job(fd=room.fd, start=room.start, sizes=sizes, step=step, keep=keep, parent=pid)
-            self._start(job, directory, room)
+            job = Job(fd=scratch.fd, start=scratch.start, sizes=sizes, step=step, keep=keep, parent=pid)
+            self._start(job, directory, scratch)
 
     def look(self) -> None:
-        """Between steps: has the save that is under way come to its end?"""
+        """Between steps: note the end of the save that is under way, if it has ended."""
         if self.writing and self.writing[0].is_over():
             self.wait_alone()
 
     def outcome(self) -> str | None:
         """All workers together, when the last save is over: why it is not on the disk, or nothing.
 
-        None if nobody knows: the worker that had it written is gone, and so is what it had written.
+        None if no worker knows: the worker that had it written is gone, and so is what it had written.
         """
         self.wait_alone()
         said = self.world.gather(json.dumps([self._is_begun, self._knows, self._failure]).encode())
-        everyone = [json.loads(row) for row in said]
-        known = [failure for _, knows, failure in everyone if knows]
+        rows = [json.loads(row) for row in said]
+        known = [failure for _, knows, failure in rows if knows]
         if known:
             return str(known[0])
-        return None if any(is_begun for is_begun, _, _ in everyone) else ""
+        return None if any(is_begun for is_begun, _, _ in rows) else ""
 
     def wait_alone(self) -> None:
         """Until nothing that this worker looks after is under way; what failed is a warning."""
         if not self.writing:
             return
-        (writing, room), self.writing = self.writing, None
+        (writing, scratch), self.writing = self.writing, None
         result = writing.wait()
-        room.give_back()
+        scratch.give_back()
         if result.error:
             self._fail(result.error)
         else:
@@ -137,13 +137,13 @@ class Saver:
         except OSError as error:
             problem = str(failure(directory, step, error))
         said = self.world.gather(json.dumps([problem, forms, len(text)]).encode())
-        everyone = [json.loads(row) for row in said]
-        for problem, _, _ in everyone:
+        rows = [json.loads(row) for row in said]
+        for problem, _, _ in rows:
             if problem:
                 raise CheckpointError(problem)
-        return text, [given for _, given, _ in everyone], everyone[0][2]
+        return text, [given for _, given, _ in rows], rows[0][2]
 
-    def _claim(self, size_bytes: int, directory: Path, step: int) -> Room | None:
+    def _claim(self, size_bytes: int, directory: Path, step: int) -> Scratch | None:
         """Memory for the copy, or a file where there is not enough; None for workers of other hosts."""
         world, free = self.world, available_bytes()
         number = next(number for number in itertools.count() if number not in _taken)
@@ -168,9 +168,9 @@ class Saver:
                 _taken.discard(number)
             os.close(fd)
 
-        return Room(fd=fd, start=start, give_back=leave)
+        return Scratch(fd=fd, start=start, give_back=leave)
 
-    def _claim_file(self, directory: Path, step: int) -> Room | None:
+    def _claim_file(self, directory: Path, step: int) -> Scratch | None:
         """A file without a name, which all workers of the first host have open."""
         world = self.world
         path, fd, problem = partial_of(directory / index.COPY), -1, ""
@@ -188,44 +188,44 @@ class Saver:
         finally:
             if world.rank == 0:
                 path.unlink(missing_ok=True)
-        return Room(fd=fd, start=0, give_back=lambda: os.close(fd)) if fd >= 0 else None
+        return Scratch(fd=fd, start=0, give_back=lambda: os.close(fd)) if fd >= 0 else None
 
     def _copy(
         self,
-        room: Room | None,
+        scratch: Scratch | None,
         layout: FileLayout,
         tensors: Mapping[str, Tensor],
         text: bytes,
         forms: list[dict[str, Form]],
     ) -> str:
-        """Everything to its place; returns what went wrong here, after all have been heard."""
+        """Write everything to its place; returns what went wrong on this worker, after all have given theirs."""
         world = self.world
-        problem = _write(room, _contents(layout, tensors)) if room else ""
-        if room and world.rank == 0:
-            problem = problem or _write(room, [(0, layout.head), (layout.size_bytes, text)])
+        problem = _write(scratch, _contents(layout, tensors)) if scratch else ""
+        if scratch and world.rank == 0:
+            problem = problem or _write(scratch, [(0, layout.head), (layout.size_bytes, text)])
         for rank, given in enumerate(forms):
             if not given or rank in world.hosts[0]:
                 continue
             own = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
             blob = world.gather(tensors_to_bytes(own) if world.rank == rank else b"")[rank]
-            if room and world.rank == 0:
-                problem = problem or _write(room, _contents(layout, tensors_from_bytes(blob)))
+            if scratch and world.rank == 0:
+                problem = problem or _write(scratch, _contents(layout, tensors_from_bytes(blob)))
         return problem
 
     def _all_well(self, directory: Path, step: int, problem: str) -> None:
-        """Everyone hears of the first problem that anyone has."""
+        """All workers raise the first problem that one of them has."""
         for said in self.world.gather(problem.encode()):
             if said:
                 raise failure(directory, step, said.decode())
 
     # The process that writes it
 
-    def _start(self, job: Job, directory: Path, room: Room) -> None:
+    def _start(self, job: Job, directory: Path, scratch: Scratch) -> None:
         self._knows = True
         try:
-            self.writing = Writing(job, directory), room
+            self.writing = Writing(job, directory), scratch
         except OSError as error:
-            room.give_back()
+            scratch.give_back()
             self._fail(str(failure(directory, job.step, error)))
 
     def _fail(self, why: str) -> None:
@@ -245,16 +245,16 @@ def _contents(layout: FileLayout, tensors: Mapping[str, Tensor]) -> Iterable[tup
     return ((layout.places[name], tensor_file.octets(tensor)) for name, tensor in tensors.items())
 
 
-def _write(room: Room, contents: Iterable[tuple[int, bytes | memoryview]]) -> str:
+def _write(scratch: Scratch, contents: Iterable[tuple[int, bytes | memoryview]]) -> str:
     """Bytes at their places; returns why that failed, if it did.
 
     Into fresh memory, writing through the descriptor takes half the time of a copy through a mapping.
     """
     try:
         for place, content in contents:
-            rest, at = memoryview(content), room.start + place
+            rest, at = memoryview(content), scratch.start + place
             while len(rest):
-                done = os.pwrite(room.fd, rest, at)
+                done = os.pwrite(scratch.fd, rest, at)
                 rest, at = rest[done:], at + done
     except OSError as error:
         return reason(error)

@@ -16,7 +16,8 @@ from manyhands.checkpoint.publish import KEEP
 from manyhands.cluster.launchers import local
 from manyhands.cluster.worker import leaving
 from manyhands.cluster.worker.member import Member
-from manyhands.cluster.worker.world import ServerContext, World
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World
 from manyhands.engine import epoch, evaluate, finish, intervals, join, pause, resume, worker_process
 from manyhands.engine.admission import admit
 from manyhands.engine.build import service_of
@@ -50,7 +51,7 @@ def session(
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, a world of one.
 
-    A process that was started as a server serves, and ends with the run: it does not return from this call.
+    A process that was started as a server serves until the run ends, and does not return from this call.
 
     `loss(model, batch)` is the mean over the batch. The session steps a `scheduler` after every step
     and saves it; one that needs a measure, as ReduceLROnPlateau does, the script steps itself.
@@ -152,7 +153,7 @@ class Session:
 
     @property
     def measured(self) -> dict[str, float]:
-        """What the last evaluation found."""
+        """The results of the last evaluation."""
         return self.engine.progress.measured
 
     @property
@@ -206,12 +207,12 @@ class Session:
         The running statistics of batch norm become the mean over all workers first.
         """
         engine, progress = self.engine, self.engine.progress
-        judges = {"loss": engine.training.loss, **(measures or {})}
+        every = {"loss": engine.training.loss, **(measures or {})}
 
         def attempt() -> dict[str, float]:
             with engine.replica.evaluated():
                 pause.pause(engine, EVALUATE)
-                progress.measured = evaluate.measure(engine, data, judges, batch_size=batch_size)
+                progress.measured = evaluate.measure(engine, data, every, batch_size=batch_size)
             telemetry.event("evaluate", step=progress.steps, epoch=progress.epoch, **progress.measured)
             return progress.measured
 
@@ -261,7 +262,7 @@ class Session:
         return self._call(attempt, lambda: progress.resumed)
 
     def wait_for_saves(self) -> None:
-        """Until what this worker has copied is on the disk."""
+        """Return when what this worker has copied is on the disk."""
         self.engine.saver.wait_alone()
 
     # The end

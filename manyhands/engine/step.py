@@ -93,8 +93,7 @@ def _take(engine: Engine, batches: Sequence[Any]) -> StepInput:
     """Where the batches of fewer workers make a step, each worker has more than fits at a time: cut it."""
     generation, feed = engine.generation, engine.feed
     limit = feed.batch if generation.feeds < engine.progress.full else None
-    parts = parts_of(batches, limit, generation.device)
-    total = sum([samples for _, samples in parts])
+    parts, total = parts_of(batches, limit, generation.device)
     places = feed.audit.find(batches, total) if feed.data is not None else []
     return StepInput(parts, total, len(batches), places)
 
@@ -143,7 +142,7 @@ def _step_alone(engine: Engine, work: StepInput) -> float:
 
 
 def look_up(engine: Engine) -> None:
-    """Where workers do not wait for each other, each looks before a step whether its generation is over."""
+    """Where workers do not wait for each other: raise if this generation is over."""
     if engine.member:
         engine.member.check()
         if engine.member.wants_change:
@@ -187,7 +186,7 @@ def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Shar
 
 
 def _who_meets(engine: Engine) -> Learners | None:
-    """In the step to come: the workers whose samples become safe, by those who share them; None: all of them."""
+    """The workers whose samples the step to come makes safe, in groups that share them; None: all share all."""
     placed = engine.placed
     groups = engine.strategy.who_meets(engine.generation.replica.steps, placed.peers.hosts)
     if groups is None:
@@ -276,7 +275,7 @@ def _is_watched(optimizer: Optimizer) -> bool:
 
 
 def _show_step(engine: Engine, loss: float) -> None:
-    """Call `step` also where others make the update; without gradients it changes nothing."""
+    """Call `step` also where servers or a shared replica make the update; without gradients it changes nothing."""
     evaluates = engine.replica.needs_closure
     if engine.served or not evaluates:
         engine.training.optimizer.step(*[lambda: loss] * evaluates)

@@ -16,7 +16,7 @@ WINDOW_STEPS = 32
 NOISE = 6.0  # standard errors of a window's mean: the lowest of many means is itself chance
 HIGH_WINDOWS = 2  # in a row, before the worker warns
 LEAST_RISE = 0.3  # of the lowest mean: a plateau that creeps up is no divergence
-STALE = 1.0  # updates that others made in between, on average: from here on staleness is a suspect
+STALE = 1.0  # updates that other workers made in between, on average: from here on staleness is a suspect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class Suspects:
 
     rate: float
     staleness: float = 0.0
-    """Updates by others between computing a gradient and applying it, on average: as servers have measured it, or as
-    many as the strategy expects."""
+    """Updates by other workers between computing a gradient and applying it, on average: as servers have measured
+    it, or as many as the strategy expects."""
     period: int = 1
     """Steps between two times that replicas agree."""
 
@@ -129,7 +129,7 @@ class Stopwatch:
         self.is_running, self._last = True, now
 
     def add(self, samples: int) -> None:
-        """Samples of others, in the time that was counted here."""
+        """Samples that other workers used in the time that was counted here."""
         if self._seconds:
             self._samples += samples
 

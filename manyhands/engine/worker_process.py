@@ -10,11 +10,12 @@ from typing import Protocol
 from manyhands import telemetry
 from manyhands.checkpoint import background_write
 from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.cluster.worker import entry
 from manyhands.cluster.worker.heap import keep_freed_memory
 from manyhands.cluster.worker.member import Member
-from manyhands.cluster.worker.rank_info import own_rank_info
-from manyhands.cluster.worker.world import ServerContext, World, join
+from manyhands.cluster.worker.server_context import ServerContext
+from manyhands.cluster.worker.world import World, join
 from manyhands.engine.join import first_world, membership
 from manyhands.errors import ManyhandsError, PeerLost
 
@@ -98,7 +99,7 @@ def open_sessions(*, besides: object = None) -> list[OpenSession]:
 
 
 def _leave(pid: int) -> None:
-    """At exit: wait for the others, unless this process ends because of an error or is a fork of the worker."""
+    """At exit: wait for the other workers, unless this process ends because of an error or is a fork of the worker."""
     global _world
     if os.getpid() != pid:
         return
@@ -109,7 +110,7 @@ def _leave(pid: int) -> None:
             for session in open_sessions():
                 session.finish()
         except (PeerLost, SystemExit):
-            pass  # the worker that died says why, and the one that told us to end knows it
+            pass  # the worker that died says why; the process that ended this one knows
         except ManyhandsError as error:
             problem = error
     for session in open_sessions():

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import manyhands as mh
 from manyhands import data, models, telemetry
 from manyhands.cluster.launchers import local
-from manyhands.cluster.worker.rank_info import own_rank_info
+from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.data.ledger import rounds
 from manyhands.data.loading import gather
 from manyhands.engine import intervals

@@ -14,7 +14,7 @@ import msgspec
 from manyhands import placement as placements
 from manyhands import spec, strategies
 from manyhands.checkpoint.publish import KEEP
-from manyhands.cluster.worker.addresses import parse_hosts
+from manyhands.cluster.launchers.addresses import parse_hosts
 from manyhands.engine import intervals
 from manyhands.errors import UnknownName, UsageError
 from manyhands.job import learning_rate

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyhands.cluster.launchers import local
-from manyhands.cluster.worker.rank_info import SERVERS
+from manyhands.cluster.launchers.rank_info import SERVERS
 from manyhands.lab import emulated_hosts
 from tests.end_to_end.commands import TIMEOUT_S, clean_environment
 

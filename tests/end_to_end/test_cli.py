@@ -16,8 +16,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from manyhands import cli, data
-from manyhands.cluster.launchers import local
-from manyhands.cluster.worker import rank_info
+from manyhands.cluster.launchers import detect, local
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
 from manyhands.job.optimizers import OPTIMIZERS
@@ -43,9 +42,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "last_value", None, raising=False)
-    rank_info._found.cache_clear()
+    detect._found.cache_clear()
     yield tmp_path
-    rank_info._found.cache_clear()
+    detect._found.cache_clear()
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> Done:

@@ -9,9 +9,9 @@ from torch import nn
 
 from manyhands.cluster.worker.world import World
 from manyhands.errors import Diverged
-from tests.crew import in_threads
 from tests.end_to_end.commands import manyhands, parameters
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 ONE_WORKER = """
 import torch
@@ -57,6 +57,7 @@ def test_where_nobody_counts_updates_the_strategy_knows_how_late_gradients_are()
         with pytest.raises(Diverged, match=r"about 2\.0 updates old .* rate 0\.5; .* try the rate 0\.17"):
             session.step(torch.full((2, 1), float("inf")))
         world.host.barrier()
+        session.close()
 
     in_threads(3, work)
 
@@ -74,7 +75,7 @@ def test_a_rising_loss_is_told_once_and_recorded(tmp_path: Path) -> None:
         )
         for _ in range(320):
             session.step(torch.ones(2, 1))
-        session.finish()
+        session.close()
 
     in_threads(1, work)
     records = [json.loads(line) for line in (tmp_path / "events/worker-0.jsonl").read_text().splitlines()]

@@ -93,4 +93,6 @@ def test_regions_of_a_slow_and_a_fast_worker_agree() -> None:
     first.fill_(3)
     assert slow.tensor(1000, torch.float32).sum() == 3000
     assert slow.tensor(100_000, torch.float32).sum() == 700_000
+    fast.close()
+    slow.close()
     os.close(fd)

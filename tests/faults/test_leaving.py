@@ -193,9 +193,9 @@ SAVING = """
 import sys, time
 import torch
 import manyhands as mh
-from manyhands.checkpoint import background
+from manyhands.checkpoint import background_write
 
-background._START = sys.argv[1]
+background_write._START = sys.argv[1]
 model = torch.nn.Linear(8, 8)
 session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: model(batch).mean())
 session.save("checkpoints")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.cluster.launcher import cores, supervisor
+from manyhands.cluster.launcher.blame import Outcome
 from manyhands.errors import ManyhandsError
 
 LONG_S = 30.0
@@ -50,7 +51,7 @@ def _what_this_process_holds() -> tuple[Counter[str], Counter[str], list[object]
 class Heard:
     """What a run said."""
 
-    outcome: supervisor.Outcome
+    outcome: Outcome
     lines: list[tuple[int, str]] = field(default_factory=list)
     ticks: int = 0
 
@@ -375,8 +376,8 @@ def test_work_can_be_saved_before_termination(run: Run) -> None:
         if rank == 1:
             wait_for("ready-0")
             sys.exit(4)
-        from manyhands.cluster import worker
-        worker.before_termination.append(lambda: print("saved"))
+        from manyhands.cluster.worker import entry
+        entry.before_termination.append(lambda: print("saved"))
         mark("ready-0")
         time.sleep(600)
         """
@@ -413,7 +414,7 @@ def test_a_module_runs_with_its_arguments() -> None:
     assert lines[0].startswith("usage:")
 
 
-def _run_command(command: list[str], lines: list[str] | None = None) -> supervisor.Outcome:
+def _run_command(command: list[str], lines: list[str] | None = None) -> Outcome:
     return supervisor.run(
         command,
         workers=1,
@@ -518,7 +519,7 @@ def test_forks_do_not_share_their_random_numbers(run: Run) -> None:
 
 LAUNCHER = """
 import sys
-from manyhands.cluster import cores, supervisor
+from manyhands.cluster.launcher import cores, supervisor
 outcome = supervisor.run(
     sys.argv[1:], workers=2, layout=cores.layout(2), environ={}, run_dir=None, on_tick=lambda: None,
     on_line=lambda rank, line: print(line, flush=True), load="json",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.world import World
 from manyhands.engine.session import Session
 from manyhands.errors import PeerLost

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.world import World
 from manyhands.errors import PeerLost
 

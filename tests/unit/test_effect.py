@@ -17,7 +17,7 @@ ROUNDS = 5
 
 def ledger(workers: int) -> Ledger:
     made = Ledger(ROUNDS * BATCH * workers, seed=0)
-    made.deal(batch=BATCH, round_samples=BATCH * workers, workers=workers)
+    made.assign(batch=BATCH, round_samples=BATCH * workers, workers=workers)
     return made
 
 
@@ -62,7 +62,7 @@ def go_on(feeds: Sequence[Feed], survivors: Sequence[int]) -> list[Feed]:
     """The others have died."""
     held = [feeds[worker].outstanding(worker) for worker in survivors]
     for place, worker in enumerate(survivors):
-        feeds[worker].deal(len(survivors), held, place)
+        feeds[worker].assign(len(survivors), held, place)
     return [feeds[worker] for worker in survivors]
 
 
@@ -79,7 +79,7 @@ def never(feed: Feed, everyone: Sequence[Feed]) -> int:
 
 
 LOST = [
-    ([(1, [[0, 1]])], [0, 1], 4, "whoever sat out has its samples alone"),
+    ([(1, [[0, 1]])], [0, 1], 4, "the worker that sat out has its samples alone"),
     ([(1, [[0, 1]]), (2, [[1, 2]])], [1, 2], 4, "the second round of worker 0"),
     ([(1, [[0, 1]])], [2], 8, "the only two that had them"),
     ([(1, [[0, 1]]), (2, None)], [2], 0, "all have met since"),
@@ -87,7 +87,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("meetings", "survivors", "lost", "why"), LOST)
-def test_what_died_with_its_only_holders_is_dealt_again(
+def test_what_died_with_its_only_holders_is_assigned_again(
     meetings: list[tuple[int, Learners | None]], survivors: list[int], lost: int, why: str
 ) -> None:
     left = go_on(feeds(3, meetings), survivors)
@@ -121,7 +121,7 @@ def test_a_new_worker_has_what_the_first_one_has() -> None:
     new = Feed(pooled=False)
     new.adopt(zero.record(), 0, is_in_loop=False, keeps=False)
     for worker, feed in enumerate([zero, one, two, new]):
-        feed.deal(4, held, worker)
+        feed.assign(4, held, worker)
     left = go_on([zero, one, two, new], [2, 3])
     assert all(never(feed, left) == 0 for feed in left)
     assert left[0].ledger is not None

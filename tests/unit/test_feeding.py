@@ -1,4 +1,4 @@
-"""What workers that nobody waits for know of each other's data, in whichever dealing each of them is."""
+"""What workers that do not wait for each other know of each other's data, whichever assignment each is in."""
 
 from manyhands.engine.feed import Feed, Outstanding
 
@@ -46,7 +46,7 @@ def test_what_is_in_hand_stays_there_round_by_round() -> None:
     feed.drawn, feed.used = 2, 1
     outstanding = feed.outstanding(0)
     assert (len(outstanding.rounds), outstanding.used) == (2, 1)
-    feed.deal(2, [Outstanding(), outstanding], worker=1)
+    feed.assign(2, [Outstanding(), outstanding], worker=1)
     assert (feed.drawn, feed.used) == (2, 1)
     assert committed(feed) == 4, "what was in a step"
     assert len(feed.outstanding(1).rounds) == 1

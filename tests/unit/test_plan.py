@@ -9,7 +9,7 @@ import pytest
 
 from manyhands.cli import build
 from manyhands.cli.train import _plan
-from manyhands.cluster.worker.rank_info import SERVERS, RankInfo
+from manyhands.cluster.launchers.rank_info import SERVERS, RankInfo
 from manyhands.engine import intervals
 from manyhands.engine.intervals import Interval
 from manyhands.engine.progress import Progress

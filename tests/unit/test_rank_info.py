@@ -1,4 +1,4 @@
-"""Every launcher's variables lead to the same kind of seat; two launchers are asked for real."""
+"""Every launcher's variables lead to the same kind of rank info; two launchers are asked for real."""
 
 import os
 import subprocess
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from manyhands.cluster.launchers import slurm
-from manyhands.cluster.worker.rank_info import RankInfo, find_rank_info
+from manyhands.cluster.launchers.detect import find_rank_info
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.errors import UsageError
 
 SLURM = {
@@ -139,20 +140,21 @@ def test_inconsistent_variables_are_refused_with_the_numbers(environ: dict[str, 
 @pytest.mark.processes
 def test_finding_rank_info_does_not_import_torch() -> None:
     code = (
-        "import sys; from manyhands.cluster.worker import entry, rank_info;"
+        "import sys; from manyhands.cluster.worker import entry;"
+        "from manyhands.cluster.launchers import detect;"
         "from manyhands.cluster.launcher import cores, supervisor;"
         "from manyhands.lab import emulated_hosts;"
-        "rank_info.find_rank_info({}); sys.exit('torch' in sys.modules)"
+        "detect.find_rank_info({}); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-# Each rank says in one write where it sits, and the others' lines must agree with it.
+# Each rank says in one write which one it is, and the others' lines must agree with it.
 SAY = """
 import os, sys
-from manyhands.cluster.worker.rank_info import find_rank_info
-seat = find_rank_info()
-os.write(1, f"{seat.rank} {seat.size} {seat.launcher} {seat.serves} {seat.store}\\n".encode())
+from manyhands.cluster.launchers.detect import find_rank_info
+info = find_rank_info()
+os.write(1, f"{info.rank} {info.size} {info.launcher} {info.serves} {info.store}\\n".encode())
 """
 
 

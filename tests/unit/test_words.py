@@ -1,16 +1,22 @@
-"""The words of the pages: one per idea, those of the field, on lines that end at 100 columns."""
+"""The words of the pages: one per idea, those of the field; what they name is in the tree."""
 
+import ast
+import builtins
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.pages import DOCS, PAGES, rows
+from tests.pages import DOCS, PAGES, ROOT, rows
+
+PACKAGE = ROOT / "manyhands"
+ARCHITECTURE = DOCS / "architecture.md"
+MOST_LINES = 400  # read in fifteen minutes
 
 GLOSSARY = DOCS / "glossary.md"
 MOST_WORDS = 35
 COLUMNS = 100
-DONE = [page for page in PAGES if page.stem not in ("adding-a-strategy", "architecture")]
+DONE = [page for page in PAGES if page.stem not in ("adding-a-strategy",)]
 
 # Words that this project once had for what the field has a name for: use the field's.
 RETIRED = (
@@ -18,6 +24,11 @@ RETIRED = (
     r"deserted|roaming|drawers?|cupboards?|kept back|circle|crews?|dealings?|shelf|knocks?|strangers?|"
     r"innocence|last words|spills?"
 )
+# A sentence about processes names one.
+NO_PROCESS = r"whoever|nobody|everybody|anyone|someone|somebody"
+
+# What the page on adding a strategy adds, and what benchmarks leave.
+IMAGINED = {"manyhands/strategies/averaging.py", "averaging.py", "benchmarks/raw"}
 
 
 def prose(page: Path) -> list[tuple[int, str]]:
@@ -44,11 +55,47 @@ def test_prose_ends_at_a_hundred_columns(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", DONE, ids=lambda page: page.name)
-def test_pages_use_the_words_of_the_field(page: Path) -> None:
+def test_pages_use_the_words_of_the_field_and_name_processes(page: Path) -> None:
     lines = enumerate(page.read_text().splitlines(), 1)
     found = {
         number: match[0]
         for number, line in lines
-        if (match := re.search(rf"\b(?:{RETIRED})\b", line, re.IGNORECASE))
+        if (match := re.search(rf"\b(?:{RETIRED}|{NO_PROCESS})\b", line, re.IGNORECASE))
     }
     assert found == {}
+
+
+def named(page: Path) -> list[str]:
+    """What a page has between backticks, outside of its blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    folders = {path.name for path in (*ROOT.iterdir(), *PACKAGE.iterdir()) if path.is_dir()}
+    for name in named(page):
+        if name in IMAGINED or not re.fullmatch(r"[\w./-]+", name) or name.startswith(("events/", ".")):
+            continue
+        if name.endswith(".py") or (
+            (name.endswith("/") or "/" in name) and name.partition("/")[0] in folders
+        ):
+            known = (ROOT / name).exists() or list(PACKAGE.rglob(name.rstrip("/")))
+            assert known, f"{page.name} names {name}"
+
+
+def test_classes_that_the_architecture_names_are_there() -> None:
+    classes = {
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {name for name in named(ARCHITECTURE) if re.fullmatch(r"[A-Z][a-z]+\w*", name)}
+    assert found <= classes | set(vars(builtins))
+
+
+def test_the_architecture_is_read_in_fifteen_minutes() -> None:
+    text = ARCHITECTURE.read_text()
+    assert text.count("\n") < MOST_LINES
+    drawings = re.findall(r"^```text$", text, re.MULTILINE)
+    assert len(drawings) == 5, "one of each process and one of the step"

@@ -3,7 +3,7 @@
 The launcher starts it, tells it on standard input which members have ended, and starts it again if it dies. Members
 reach it over ZeroMQ. What it knew before, the members tell it.
 
-python -m manyhands.cluster.coordinator
+python -m manyhands.cluster.coordinator.coordinator
 """
 
 import contextlib
@@ -16,69 +16,13 @@ import zmq
 
 from manyhands.cluster.coordinator.control import LARGEST_BYTES, Bye, Here, HostHere, encode, from_member
 from manyhands.cluster.coordinator.membership import Membership
-from manyhands.cluster.coordinator.remote_hosts import Ending, RemoteHosts, Vanished
-from manyhands.cluster.worker.entry import die_with_the_launcher
+from manyhands.cluster.coordinator.orders import Ended, Orders, Report
+from manyhands.cluster.coordinator.remote_hosts import RemoteHosts
+from manyhands.cluster.launchers.parent_death import die_with_the_launcher
 from manyhands.comm.transports.curve import Authenticator, watch
 
 _TICK_MS = 100
 NAME = "coordinator"
-
-
-class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line that the launcher says."""
-
-    endpoint: str
-    keys: tuple[str, str]
-    remote_hosts: list[str]
-    """Public keys of those who may speak."""
-    members: list[int]
-    """Of the generation that the launcher begins."""
-    most: int
-    stall_s: float
-    hosts: int = 0
-    """How many hosts must have come before the run begins; 0 where it begins on the launcher's alone."""
-    crew: int = 1
-    """How many workers have one replica among them."""
-    alike: bool = False
-    """Whether all replicas are the same after every step."""
-    servers: int = 0
-    """That the launcher begins with, where they are members."""
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """Every other line that the launcher says: who has ended so far."""
-
-    members: list[int]
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher is told, one line each."""
-
-    stalled: int | None = None
-    """Nothing was heard of this member for too long."""
-    generation: int | None = None
-    """The generation that has begun, and made its first step."""
-    members: list[int] = []
-    gone: list[int] = []
-    left: list[int] = []
-    is_mixed: bool = False
-    """Whether no replica was whole, and the parts of several make one."""
-    step: int = 0
-    """The first step of that generation: begun anew, if somebody died in it."""
-    noticed_s: float = 0.0
-    """By the clock that all processes of a host share: when the first survivor had left the old generation."""
-    resumed_s: float = 0.0
-    ended: list[Ending] = []
-    """Those among `gone` whose launchers are on other hosts, and how they ended."""
-    vanished: list[Vanished] = []
-    """The hosts of which nothing was heard any more."""
-    servers: list[int] = []
-    """All members that are servers, or were."""
-    is_over: bool = False
-    """Nobody is left; `finished` is whether one of them has said goodbye."""
-    finished: bool = False
-    failed: str = ""
-    """Why a launcher on another host says that the run cannot go on."""
 
 
 class Coordinator:

@@ -8,30 +8,12 @@ heard again, they take the state over like new ones. A run goes on where its coo
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-import msgspec
-
 from manyhands.cluster.coordinator.control import NUMBERS, HostHere, HostThere
 from manyhands.cluster.coordinator.membership import Membership
+from manyhands.cluster.coordinator.orders import Ending, Vanished
 
 SILENCE_S = 3.0
 SUSPICIOUS_S = 1.0  # where others have noticed that something is wrong: a connection was closed on them
-
-
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker of another host has ended, and when that was heard."""
-
-    member: int
-    address: str
-    how: str
-    at_s: float
-
-
-class Vanished(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that has fallen silent, its workers, and when it was last heard."""
-
-    address: str
-    members: list[int]
-    at_s: float
 
 
 @dataclass

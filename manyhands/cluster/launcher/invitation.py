@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from manyhands.cluster.coordinator.control import Invitation
+from manyhands.cluster.launchers.host_identity import host_identity
 from manyhands.errors import UsageError
 
 FILE = "join.json"
@@ -39,7 +40,7 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_here(self) -> bool:
         """Whether the run's launcher is on this host."""
-        return self.mark == host_mark()
+        return self.mark == host_identity()
 
     @property
     def _memory(self) -> Path:
@@ -58,12 +59,6 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
                 f"the run cannot be joined: its launcher (process {self.launcher}) is not on this host, not "
                 f"yours or no longer there ({error.strerror})"
             ) from None
-
-
-def host_mark() -> str:
-    """Equal where two processes could share memory and the network."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/net')}"
 
 
 @contextmanager

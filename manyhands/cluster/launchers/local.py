@@ -1,8 +1,9 @@
-"""Worlds started by our own supervisor: everything on which it and its workers must agree."""
+"""Worlds started by our own launcher: everything on which it and its workers must agree."""
 
+import signal
 from collections.abc import Mapping
 
-from manyhands.cluster.worker.rank_info import SERVERS, RankInfo, whole_number
+from manyhands.cluster.launchers.rank_info import SERVERS, RankInfo, whole_number
 
 RANK = "MANYHANDS_RANK"
 SIZE = "MANYHANDS_SIZE"
@@ -21,11 +22,16 @@ HOST = "MANYHANDS_HOST"
 ADDRESS = "MANYHANDS_ADDRESS"
 """The host's number and its address, in a run that may have several hosts."""
 NUMBER = "MANYHANDS_NUMBER"
-"""By which people know this worker, where that is not its first rank."""
+"""The number by which people know this worker, where that is not its first rank."""
 SERVES = "MANYHANDS_SERVES"
 """Set in a server, in a run that may have several hosts: how many it has on each may change."""
 IS_NEW = "MANYHANDS_IS_NEW"
 """Set where the run has begun without this worker."""
+
+ASK = signal.SIGUSR2
+"""The launcher asks a worker to save and leave, when all are to leave."""
+END = signal.SIGHUP
+"""The launcher ends a worker at once."""
 
 EXIT_CRASHED = 1
 EXIT_REFUSED = 2
@@ -33,17 +39,17 @@ EXIT_PEER_LOST = 70
 EXIT_LEFT = 71
 """A worker that was asked to leave has left; the run goes on without it."""
 EXIT_SAVED = 75
-"""All workers were asked to leave, and saved first: "try again later", as mail programs say it."""
+"""All workers were asked to leave, and saved first; EX_TEMPFAIL of sysexits.h."""
 EXIT_TERMINATED = 143
 GOOD_ENDS = (0, EXIT_LEFT, EXIT_SAVED)
 
-LAST_WORDS = "\x1e"
-"""A line of this and an exit code on standard error says: what follows is why this worker ends, with that code. The
-supervisor keeps it back, so that an exception that all workers meet at once is shown once."""
+EXIT_REPORT = "\x1e"
+"""A line of this and an exit code on standard error begins a worker's exit report: why it ends, with that code. The
+launcher holds the report back, so that it shows an exception that all workers meet only once."""
 
 
 def detect(environ: Mapping[str, str]) -> RankInfo | None:
-    """The seat that our supervisor gave, if it did."""
+    """The rank info that our launcher gave, if it did."""
     if RANK not in environ:
         return None
     first = whole_number(environ, RANK)

@@ -3,21 +3,20 @@
 MPI names no meeting place for anything besides MPI itself, so rank 0 picks one and tells the others.
 """
 
-import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 from manyhands.cluster.launchers import slurm
-from manyhands.cluster.worker.addresses import hold_port
-from manyhands.cluster.worker.rank_info import RankInfo, master, whole_number
+from manyhands.cluster.launchers.addresses import hold_port, outward_address
+from manyhands.cluster.launchers.host_identity import host_identity
+from manyhands.cluster.launchers.rank_info import RankInfo, master, whole_number
 from manyhands.errors import UsageError
 
 _VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
 def detect(environ: Mapping[str, str]) -> RankInfo | None:
-    """The seat that mpiexec gave, if it did; with more than one worker all of them must ask."""
+    """The rank info that mpiexec gave, if it did; with more than one worker all of them must ask."""
     names = next((names for names in _VARIABLES if names[0] in environ), None)
     if names is None:
         return None
@@ -48,7 +47,7 @@ def _agree(rank: int, size: int) -> str:
             "than this mpiexec. Use the mpiexec of that MPI, or set MASTER_ADDR and MASTER_PORT."
         )
     hosts = bytearray(64 * size)
-    world.Allgather(_host_mark(), hosts)
+    world.Allgather(host_identity().encode()[:64].ljust(64), hosts)
     one_host = all(hosts[64 * other : 64 * other + 64] == hosts[:64] for other in range(size))
     place = bytearray(256)
     if rank == 0:
@@ -58,18 +57,9 @@ def _agree(rank: int, size: int) -> str:
     return place.rstrip(b"\0").decode()
 
 
-def _host_mark() -> bytes:
-    """64 bytes that are equal exactly where 127.0.0.1 leads to the same place."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/net')}".encode()[:64].ljust(64)
-
-
 def _address() -> str:
     """This host's address as others see it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Connecting a datagram socket sends nothing; it only asks which address the route out uses.
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return socket.gethostname()
-        return str(probe.getsockname()[0])
+    try:
+        return outward_address()
+    except UsageError:
+        return socket.gethostname()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from manyhands.cluster.worker.rank_info import RankInfo, master, whole_number
+from manyhands.cluster.launchers.rank_info import RankInfo, master, whole_number
 from manyhands.errors import UsageError
 
 # Real steps count from 0; numbers from here up stand for batch scripts, interactive shells and the like.
@@ -20,7 +20,7 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 
 def detect(environ: Mapping[str, str]) -> RankInfo | None:
-    """The seat of a task of a Slurm step, if this is one."""
+    """The rank info of a task of a Slurm step, if this is one."""
     if not in_step(environ):
         return None
     rank, size = whole_number(environ, "SLURM_PROCID"), whole_number(environ, "SLURM_NTASKS")

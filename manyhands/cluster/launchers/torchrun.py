@@ -1,13 +1,13 @@
-"""torchrun, and everything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as it does."""
+"""torchrun, and every other launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as it does."""
 
 from collections.abc import Mapping
 
-from manyhands.cluster.worker.rank_info import RankInfo, master, whole_number
+from manyhands.cluster.launchers.rank_info import RankInfo, master, whole_number
 from manyhands.errors import UsageError
 
 
 def detect(environ: Mapping[str, str]) -> RankInfo | None:
-    """The seat that torchrun gave, if it did."""
+    """The rank info that torchrun gave, if it did."""
     if "TORCHELASTIC_RUN_ID" not in environ and not {"RANK", "WORLD_SIZE"} <= environ.keys():
         return None
     rank, size = whole_number(environ, "RANK"), whole_number(environ, "WORLD_SIZE")

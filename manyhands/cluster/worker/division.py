@@ -5,19 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from manyhands.cluster.worker.rendezvous import anonymous_memory
-from manyhands.cluster.worker.world import CHANNELS, World
+from manyhands.cluster.worker.world import World
 from manyhands.comm.between import BetweenHosts
 from manyhands.comm.comm import Comm
 from manyhands.comm.shared import SharedComm
-from manyhands.comm.transports.c10d import C10dTransport
 from manyhands.comm.transports.host import Host
-from manyhands.comm.transports.mailbox import SLOT_BYTES, SLOTS, MailboxTransport
-from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
 
 
 class Division(World):
-    """The group of this worker among `groups`, into which all workers are divided; ranks count its members."""
+    """The group of this worker among `groups`: ranks count its members, which are `members` in the whole world."""
 
     def __init__(self, world: World, groups: Sequence[Sequence[int]]) -> None:
         mine = next(ranks for ranks in groups if world.rank in ranks)
@@ -26,11 +23,11 @@ class Division(World):
         self.size = len(mine)
         self.servers = 0
         self.check = world.check
-        self.members = tuple(mine)  # ranks in the world
+        self.members = tuple(mine)
         self.neighbours = world.neighbours
         self._store = world._store
         self._owns_group = False
-        self._divided = {}
+        self.divisions = {}
         self._transport: Transport | None = None
         self.hosts = _hosts(world, mine)
         near = next(ranks for ranks in self.hosts if self.rank in ranks)
@@ -50,21 +47,16 @@ class Division(World):
             self.host, self.rank, self.size, self._between, self.transport, self._far
         )
 
-    def channel(self, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> Transport:
-        """Messages of their own between any two members; all must ask, in the same order."""
-        near = MailboxTransport(self.host, slots=slots, slot_bytes=slot_bytes)
-        far = C10dTransport(self._far_group, names=self.members) if self._far_group else None
-        return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
-
-    def _channel(self, number: int) -> Transport:
-        far = C10dTransport(self._far_group, tag=number, names=self.members) if self._far_group else None
-        return RoutedTransport(self.rank, self.size, self.host.ranks, MailboxTransport(self.host), far)
-
-    def _far(self) -> Transport:
-        return C10dTransport(self._far_group, tag=CHANNELS, names=self.members)
-
     def close(self) -> None:
         self.host.close()
+
+
+def divided(world: World, groups: Sequence[Sequence[int]]) -> World:
+    """The world of this worker's group, of those into which all workers are divided; all workers must ask."""
+    key = tuple(map(tuple, groups))
+    if key not in world.divisions:
+        world.divisions[key] = Division(world, key)
+    return world.divisions[key]
 
 
 def _hosts(world: World, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:

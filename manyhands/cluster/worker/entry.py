@@ -1,10 +1,9 @@
-"""What runs inside every worker process before and after the user's script.
+"""What runs in every worker, and in every server, before and after the user's script.
 
-python -m manyhands.cluster.worker.entry SCRIPT [arguments]
-python -m manyhands.cluster.worker.entry -m MODULE [arguments]
+python -m manyhands.cluster.worker SCRIPT [arguments]
+python -m manyhands.cluster.worker -m MODULE [arguments]
 """
 
-import ctypes
 import faulthandler
 import importlib.util
 import io
@@ -18,14 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers.detect import own_rank_info
+from manyhands.cluster.launchers.parent_death import die_with_the_launcher
 from manyhands.cluster.worker import compiler, leaving
-from manyhands.cluster.worker.rank_info import own_rank_info
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
 
 before_termination: list[Callable[[], None]] = []
 """Called in order when the worker is told to end, within the second or so before it is killed."""
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LEAVE_WITHIN_S = 1.0
 _PACKAGE = Path(__file__).resolve().parents[2]  # of manyhands
 
@@ -55,13 +54,13 @@ def main() -> None:
         if end.code in local.GOOD_ENDS:
             raise
         code = end.code & 0xFF if isinstance(end.code, int) else local.EXIT_CRASHED
-        _say_last_words(code)
+        _begin_exit_report(code)
         if not isinstance(end.code, int):
             print(end.code, file=sys.stderr)  # as the interpreter does
     except (Exception, KeyboardInterrupt) as error:
         code = local.EXIT_CRASHED
         sys.last_value = error
-        _say_last_words(code)
+        _begin_exit_report(code)
         _show(error)
     else:
         return
@@ -72,20 +71,8 @@ def main() -> None:
     sys.exit(code)
 
 
-def die_with_the_launcher(name: str | None) -> None:
-    """Have the kernel end this process when the launcher is gone, however it went; `name` is what `top` shows."""
-    if name:
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
-    launcher = os.environ.get(local.LAUNCHER_PID)
-    if launcher is None:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(launcher):  # it went before the kernel was told
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _terminate() -> None:
-    for number in (signal.SIGTERM, leaving.ASK, leaving.END):
+    for number in (signal.SIGTERM, local.ASK, local.END):
         signal.signal(number, signal.SIG_IGN)
     for action in before_termination:
         try:
@@ -140,15 +127,15 @@ def _check_module(module: str) -> None:
 
 
 def refuse(error: ManyhandsError, code: int) -> None:
-    """Say why this worker ends, in one sentence."""
-    _say_last_words(code)
+    """Print why this worker ends, in one sentence."""
+    _begin_exit_report(code)
     print(f"error: {error}", file=sys.stderr, flush=True)
 
 
-def _say_last_words(code: int) -> None:
+def _begin_exit_report(code: int) -> None:
     sys.stdout.flush()
     if local.RANK in os.environ:
-        print(f"{local.LAST_WORDS}{code}", file=sys.stderr)
+        print(f"{local.EXIT_REPORT}{code}", file=sys.stderr)
 
 
 def _show(error: BaseException) -> None:
@@ -163,7 +150,7 @@ def _show(error: BaseException) -> None:
 
 
 def _is_the_users(filename: str) -> bool:
-    """Whether this is neither ours, nor what runs scripts, nor PyTorch, which calls the user's modules."""
+    """Whether the file is neither ours, nor `runpy`, nor of PyTorch, which calls the user's modules."""
     if filename == runpy.__file__ or filename.startswith("<frozen "):
         return False
     return not any(filename.startswith(str(place)) for place in (_PACKAGE, _torch()))
@@ -172,10 +159,3 @@ def _is_the_users(filename: str) -> bool:
 def _torch() -> Path:
     module = sys.modules.get("torch")
     return Path(module.__file__).parent if module and module.__file__ else _PACKAGE
-
-
-if __name__ == "__main__":
-    # Run the instance that a script gets by importing this module, so that both see one `before_termination`.
-    from manyhands.cluster.worker.entry import main as run_worker
-
-    run_worker()

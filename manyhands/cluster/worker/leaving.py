@@ -14,9 +14,6 @@ from types import FrameType
 
 from manyhands.cluster.launchers import local
 
-ASK = signal.SIGUSR2
-END = signal.SIGHUP
-
 _end: Callable[[], None] | None = None
 _is_heard = False  # whether anyone looks
 is_asked = False  # whether this process is to save and leave
@@ -28,9 +25,9 @@ def install(end: Callable[[], None]) -> None:
     global _end
     _end = end
     signal.signal(signal.SIGTERM, _hear)
-    signal.signal(ASK, _hear)
+    signal.signal(local.ASK, _hear)
     if local.RANK in os.environ:
-        signal.signal(END, lambda number, frame: end())
+        signal.signal(local.END, lambda number, frame: end())
 
 
 def listen() -> None:

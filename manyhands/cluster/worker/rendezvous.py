@@ -9,12 +9,12 @@ import secrets
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.launchers.host_identity import host_identity
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.errors import PeerLost, UsageError
 
 MEETING_TIMEOUT_S = 300.0
@@ -95,7 +95,7 @@ def _meeting_place(rank_info: RankInfo, timeout_s: float = MEETING_TIMEOUT_S) ->
 
 def _find_hosts(store: Any, rank_info: RankInfo) -> tuple[tuple[tuple[int, ...], ...], int]:
     """Group the ranks by host. Candidates are equal in boot and network; proof is opening the first one's memory."""
-    store.set(f"host/{rank_info.rank}", _host_name())
+    store.set(f"host/{rank_info.rank}", f"{socket.gethostname()} {host_identity()}")
     names = [store.get(f"host/{rank}").decode() for rank in range(rank_info.size)]
     first = names.index(names[rank_info.rank])
     if first == rank_info.rank:
@@ -119,11 +119,6 @@ def _find_hosts(store: Any, rank_info: RankInfo) -> tuple[tuple[tuple[int, ...],
         groups.setdefault((names[rank], -1 if shares[rank] else rank), []).append(rank)
     hosts = tuple(sorted(tuple(ranks) for ranks in groups.values()))
     return hosts, fd
-
-
-def _host_name() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()}/{boot}/{os.readlink('/proc/self/ns/net')}"
 
 
 def _open_memory(address: str) -> int | None:

@@ -1,30 +1,28 @@
-"""All workers of a run: who shares a host with whom, and how everybody meets."""
+"""All workers of a run: which of them share a host, and how they meet."""
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from manyhands.cluster.worker.addresses import address_towards
-from manyhands.cluster.worker.rank_info import RankInfo, own_rank_info
+from manyhands.cluster.launchers.addresses import address_towards
+from manyhands.cluster.launchers.detect import own_rank_info
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.rendezvous import REGROUPING_S, find_neighbours
+from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.comm.between import BetweenHosts, lane_count
 from manyhands.comm.comm import Comm
 from manyhands.comm.scheduled import ScheduledComm
 from manyhands.comm.shared import SharedComm
-from manyhands.comm.transports.arena import Arena
 from manyhands.comm.transports.c10d import C10dTransport
 from manyhands.comm.transports.connections import Connections, port_of
 from manyhands.comm.transports.gloo import MEETING_S, STEP_TIMEOUT, Network
 from manyhands.comm.transports.host import Host
-from manyhands.comm.transports.mailbox import MailboxTransport
+from manyhands.comm.transports.mailbox import SLOT_BYTES, SLOTS, MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
-
-if TYPE_CHECKING:
-    from manyhands.cluster.worker.division import Division
 
 CHANNELS = 2  # of a schedule over a network
 GENERATION_BYTES = 1 << 47  # of a host's memory, which is sparse: what generations hand out does not meet
@@ -34,7 +32,7 @@ class World:
     """Worker `rank` of `size`, on one of `hosts` (each a tuple of ranks), for one generation.
 
     `check` is called now and then while this worker waits for others of its host, and may raise. Waiting for other
-    hosts ends when the `connections` are cut. `store` is where all meet, if this worker has opened it already.
+    hosts ends when the `connections` are cut. `store` is the meeting place, if this worker has opened it already.
     """
 
     def __init__(
@@ -48,11 +46,12 @@ class World:
         self.rank = rank_info.rank
         self.size = rank_info.workers
         self.servers = rank_info.servers
+        self.members = tuple(range(self.size))  # what messages to people call the ranks
         self.check = check
         self._between: BetweenHosts | None = None
         self._far_group: Any = None
         self._owns_group = False
-        self._divided: dict[Any, Division] = {}
+        self.divisions: dict[tuple[tuple[int, ...], ...], World] = {}  # by their groups (`division.py`)
         self._connections = connections or Connections()
         with (
             self._connections.drawing(*port_of(rank_info.store))
@@ -89,35 +88,27 @@ class World:
 
     def scheduled(self, topology: str) -> Comm:
         """The comm of replicas that each worker has for itself, with a named topology."""
-        # Over a network somebody else moves the bytes; in a host's memory it would take the cores from computing.
+        # Over a network the kernel moves the bytes; in host memory a second channel would take cores from computing.
         others = range(1, CHANNELS if len(self.hosts) > 1 else 1)
-        channels = [self.transport(), *(self._channel(number) for number in others)]
+        channels = [self.transport(), *(self.channel(number) for number in others)]
         return ScheduledComm(channels, topology, self.hosts, self.comm)
 
     def transport(self) -> Transport:
         """Messages between any two workers; made when it is first asked for, by all workers together."""
         if self._transport is None:
-            self._transport = self._channel(0)
+            self._transport = self.channel(0)
         return self._transport
 
-    def _channel(self, number: int) -> Transport:
-        """Messages that take host memory where they can, and the network under a number of their own."""
-        far = C10dTransport(self._far_group, tag=number) if len(self.hosts) > 1 else None
-        near = MailboxTransport(self.host)
+    def channel(self, number: int = 0, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> Transport:
+        """Messages that take host memory where they can, and the network under this number; all workers must ask, in
+        the same order."""
+        far = C10dTransport(self._far_group, tag=number, names=self.members) if self._far_group else None
+        near = MailboxTransport(self.host, slots=slots, slot_bytes=slot_bytes)
         return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
 
-    def divided(self, groups: Sequence[Sequence[int]]) -> "Division":
-        """The world of this worker's group, of those into which all workers are divided; all must ask."""
-        from manyhands.cluster.worker.division import Division  # which is a world itself
-
-        key = tuple(map(tuple, groups))
-        if key not in self._divided:
-            self._divided[key] = Division(self, key)
-        return self._divided[key]
-
     def _far(self) -> Transport:
-        """Messages to workers of other hosts alone, for which nobody needs the others: each makes it when it likes."""
-        return C10dTransport(self._far_group, tag=CHANNELS)
+        """Messages to workers of other hosts alone: each worker makes it when it needs it, without the others."""
+        return C10dTransport(self._far_group, tag=CHANNELS, names=self.members)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
@@ -131,7 +122,7 @@ class World:
         return BetweenHosts([[rank] for rank in range(self.size)], self.rank, network, devices=devices)
 
     def exchange(self, row: Sequence[float]) -> list[list[float]]:
-        """Everyone's few numbers, by rank."""
+        """A few numbers of every worker, by rank."""
         return self.start_exchange(row)()
 
     def start_exchange(self, row: Sequence[float]) -> Callable[[], list[list[float]]]:
@@ -152,13 +143,13 @@ class World:
         return result
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """Everyone's bytes, by rank."""
+        """Bytes of every worker, by rank."""
         return self.comm.gather(payload)
 
     def network(self) -> Network:
         """How this worker reaches the others, from the address that leads to the meeting place."""
         if self._store is None:
-            # One host: whoever wants to listen in would have to be on it.
+            # One host: no other host can listen in.
             store = (
                 dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
                 if self.rank == 0
@@ -175,8 +166,8 @@ class World:
         )
 
     def close(self) -> None:
-        for part in self._divided.values():
-            part.close()
+        for division in self.divisions.values():
+            division.close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._between = self._transport = self._far_group = None
@@ -184,42 +175,7 @@ class World:
         self.host.close()
 
 
-class ServerContext:
-    """A server's place in a run, or, where hosts come and go, in one generation: who is there, and the host's memory.
-
-    `check` and `connections` are those of `World`. It `follows` if the server was in every generation since then.
-    """
-
-    def __init__(
-        self,
-        rank_info: RankInfo,
-        check: Callable[[], None] = lambda: None,
-        connections: Connections | None = None,
-        *,
-        follows: bool = True,
-    ) -> None:
-        self.rank_info = rank_info
-        self.follows = follows
-        self.rank = rank_info.rank
-        self.check = check
-        self._connections = connections or Connections()
-        with (
-            self._connections.drawing(*port_of(rank_info.store))
-            if rank_info.address
-            else contextlib.nullcontext()
-        ):
-            self.neighbours = find_neighbours(rank_info)
-        self.arena = Arena(self.neighbours.memory_fd)
-        self._is_closed = False
-
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._connections.cut()
-            self.arena.close()
-
-
 def join() -> World | ServerContext:
-    """Take the seat that the launcher left for this process."""
+    """The place in the run that the launcher gave to this process."""
     rank_info = own_rank_info()
     return World(rank_info) if rank_info.server is None else ServerContext(rank_info)

@@ -61,7 +61,7 @@ class Counters:
         return self._view[index * _LINE]
 
     def publish(self, index: int, value: int) -> None:
-        """Everything this worker wrote before is visible to whoever sees the new value."""
+        """A process that sees the new value also sees everything that this worker wrote before."""
         self._view[index * _LINE] = value
         if _FUTEX:
             _libc.syscall(_FUTEX, self._addresses[index], _WAKE, _EVERYONE, None, None, 0)
@@ -117,7 +117,7 @@ class StepCounter:
         return self._counters.read(peer)
 
     def read(self, peer: int) -> int:
-        """How far one has come."""
+        """How far one of the workers has come."""
         return self._counters.read(peer)
 
     def has(self, peer: int, value: int) -> bool:
@@ -125,7 +125,7 @@ class StepCounter:
         return self._counters.read(peer) >= value
 
     def values(self) -> list[int]:
-        """How far everyone has come, this worker included."""
+        """How far every worker has come, this one included."""
         return [self._counters.read(index) for index in range(len(self._peers) + 1)]
 
     def wait_for(self, peer: int, value: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from manyhands.cluster.worker.world import ServerContext
+from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.optimizer.updates import Updates

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
-from manyhands.cluster.worker.addresses import address_towards
-from manyhands.cluster.worker.world import ServerContext
+from manyhands.cluster.launchers.addresses import address_towards
+from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.comm.transports.arena import Arena, require_memory
 from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.optimizer.updates import Updates

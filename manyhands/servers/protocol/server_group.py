@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.servers.protocol.consistency import Consistency
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from torch.optim import Optimizer
 
-from manyhands.cluster.worker.rank_info import RankInfo
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm, Served
 from manyhands.comm.transports.arena import Arena

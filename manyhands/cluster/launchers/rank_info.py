@@ -1,13 +1,7 @@
-"""Which rank of which world this process is, as told by whoever started it.
+"""Which rank of which world a process is, as its launcher says."""
 
-The same script runs under our own supervisor, torchrun, MPI, Slurm, or alone; each launcher leaves its own
-variables, and each launcher module reads only its own.
-"""
-
-import functools
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from manyhands.errors import UsageError
 
@@ -25,14 +19,14 @@ class RankInfo:
     launcher: str
     """`manyhands`, `torchrun`, `mpi`, `slurm` or `alone`."""
     store: str | None = None
-    """Where workers meet, `host:port` (split it at the last colon); None where nobody needs to meet."""
+    """Where workers meet, `host:port` (split it at the last colon); None where they need no network to meet."""
     serves: bool = False
     """Whether this rank opens the store's port itself; under torchrun the agent has already opened it."""
     arena_fd: int | None = None
     """Anonymous shared memory inherited from our own supervisor."""
     servers: int = 0
     number: int | None = None
-    """By which people know this process, however often its rank changes; the rank where not given."""
+    """By which people know this process, however often its rank changes; the rank where it is not given."""
     generation: int = 0
     members: tuple[int, ...] = ()
     """The numbers of all workers, by rank, where they may change."""
@@ -67,7 +61,7 @@ class RankInfo:
 
     @property
     def rows(self) -> int:
-        """How many workers the memory that they share with servers has room for, whoever is there now."""
+        """How many workers the memory that they share with servers has room for; fewer may be there now."""
         return self.workers if self.most_workers is None else self.most_workers
 
     @property
@@ -87,31 +81,6 @@ class RankInfo:
     def known_as(self) -> int:
         """The number by which people know this worker."""
         return self.rank if self.number is None else self.number
-
-
-def find_rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo:
-    """Ask every launcher in turn; call it once per process, since under MPI it is a collective act."""
-    # The launchers build seats, so they import this module; importing them here breaks the circle.
-    from manyhands.cluster.launchers import DETECTORS
-
-    for detect in DETECTORS:
-        rank_info = detect(environ)
-        if rank_info is not None:
-            return rank_info
-    return RankInfo(rank=0, size=1, launcher="alone")
-
-
-@functools.cache
-def _found() -> RankInfo:
-    return find_rank_info()
-
-
-def own_rank_info() -> RankInfo:
-    """This process's seat, found once; how many of the processes are servers is asked for every time."""
-    rank_info = _found()
-    if not os.environ.get(SERVERS) or rank_info.launcher == "alone":
-        return rank_info
-    return replace(rank_info, servers=whole_number(os.environ, SERVERS))
 
 
 def whole_number(environ: Mapping[str, str], name: str) -> int:
