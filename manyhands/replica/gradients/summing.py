@@ -21,7 +21,7 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.errors import UsageError
 from manyhands.replica.flat_model import FlatModel
-from manyhands.replica.gradients.division import Division
+from manyhands.replica.gradients.turns import Turns
 from manyhands.replica.gradients.factors import Factors, LinearLayers
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import Span
@@ -61,8 +61,8 @@ class Gradients:
         self._index, self._workers = team.index, team.size
         self._progress = team.progress() if team.size > 1 else None
         self._before = (self._index - 1) % self._workers
-        self._division = Division(layout, flat.total, owners, index=team.index, workers=team.size)
-        self.spans, self.owned = layout.spans, self._division.owned
+        self._turns = Turns(layout, flat.total, owners, index=team.index, workers=team.size)
+        self.spans, self.owned = layout.spans, self._turns.owned
         self._kept_limit = KEPT_BYTES // self._workers
         self._hooks: dict[int, Any] = {}
         layers = factors.layers if factors else made_in_place
@@ -131,7 +131,7 @@ class Gradients:
             return outputs.t() @ inputs
         self._given.add(index)  # once in a step
         if self.write_after:
-            for number in self._division.last[index]:
+            for number in self._turns.last[index]:
                 self.write_after(self._layout.spans[number])
         place = self._layout.places[index]
         into = self.total[place.start : place.stop].view(place.shape)
@@ -254,7 +254,7 @@ class Gradients:
                 if self._seen < self._steps_done + turn:
                     break  # the worker before this one has not taken the turn before
             grad = self._private[index]
-            for into, start, stop in () if index in self._factored else self._division.turns[index][number]:
+            for into, start, stop in () if index in self._factored else self._turns.before[index][number]:
                 if grad is None:
                     if not number:
                         into.zero_()
@@ -263,7 +263,7 @@ class Gradients:
                 else:
                     into.copy_(grad[start:stop])
             turn += 1
-            if number == self._workers - 2 and not self._division.last[index]:
+            if number == self._workers - 2 and not self._turns.last[index]:
                 self._drop(index)
         self._turn = turn
         if self._progress and turn > first:
@@ -293,10 +293,10 @@ class Gradients:
             ready = (index + 1) * (self._workers - 1)
             if self._turn < ready or self._seen < self._steps_done + ready:
                 break
-            for number in () if index in self._factored else self._division.last[index]:
+            for number in () if index in self._factored else self._turns.last[index]:
                 self._add_last(index, number)
             self._next_own += 1
-            if self._division.last[index]:
+            if self._turns.last[index]:
                 self._drop(index)
         if self._on_ready:
             while self._to_announce and self._to_announce[0].places[-1] < self._next_own:
@@ -334,12 +334,12 @@ class Gradients:
         with telemetry.timed("exchange"):
             grad = self._private[span.places[0]]
             if self._workers == 1 and len(span.places) == 1 and grad is not None:
-                _, start, stop = self._division.last[span.places[0]][span.index]
+                _, start, stop = self._turns.last[span.places[0]][span.index]
                 if stop - start == span.stop - span.start:
                     self._drop_after(span)
                     return grad[start:stop]
             # Through memory that stays in the cache, where the optimizer will read it.
-            for start, stop in self._division.gaps[span.index]:
+            for start, stop in self._turns.gaps[span.index]:
                 scratch[start:stop].zero_()
             for index in span.places:
                 self._add_into(scratch, span, index)
@@ -356,7 +356,7 @@ class Gradients:
     def _add_into(self, scratch: Tensor, span: Span, index: int) -> None:
         """As `_add_last`, with the result elsewhere."""
         grad = self._private[index]
-        others, start, stop = self._division.last[index][span.index]
+        others, start, stop = self._turns.last[index][span.index]
         offset = max(self._layout.places[index].start, span.start) - span.start
         into = scratch[offset : offset + stop - start]
         if self._workers == 1:
@@ -371,14 +371,14 @@ class Gradients:
 
     def _drop_after(self, span: Span) -> None:
         for index in span.places:
-            if span.index == self._division.last_span[index]:
+            if span.index == self._turns.last_span[index]:
                 self._drop(index)
 
     def _add_last(self, index: int, span: int) -> None:
         if self.write_after:
             self.write_after(self._layout.spans[span])
         grad = self._private[index]
-        into, start, stop = self._division.last[index][span]
+        into, start, stop = self._turns.last[index][span]
         if self.tables and span in self.tables:
             self.tables.write(span, grad)
         elif self._workers == 1:

@@ -9,7 +9,7 @@ from manyhands.replica.layout import Layout, Span
 Piece = tuple[Tensor, int, int]  # where to add, and which elements of the parameter's gradient
 
 
-class Division:
+class Turns:
     """What one worker adds, and when; `owners[i]` is the worker that owns span i."""
 
     def __init__(
@@ -17,7 +17,7 @@ class Division:
     ) -> None:
         self.owned = tuple(span for span in layout.spans if owners[span.index] == index)
         # By parameter: for each turn before the owner's, the pieces that are this worker's to add in it.
-        self.turns: list[list[list[Piece]]] = [[[] for _ in range(workers - 1)] for _ in layout.places]
+        self.before: list[list[list[Piece]]] = [[[] for _ in range(workers - 1)] for _ in layout.places]
         # By parameter and span, where this worker is the owner, who adds last.
         self.last: list[dict[int, Piece]] = [{} for _ in layout.places]
         for span in layout.spans:
@@ -27,7 +27,7 @@ class Division:
                 if turn == workers - 1:
                     self.last[place][span.index] = piece
                 else:
-                    self.turns[place][turn].append(piece)
+                    self.before[place][turn].append(piece)
         self.last_span = [max(pieces, default=-1) for pieces in self.last]
         self.gaps = [_gaps(layout, span) for span in layout.spans]
 
