@@ -272,7 +272,8 @@ def _check_directory(options: argparse.Namespace) -> None:
 def _check_layers(plan: Plan) -> None:
     """Where the strategy's settings name layers, refuse names that the model does not have, before anything starts."""
     strategy = strategies.parse(plan.strategy)
-    if strategy.layers:
+    service = strategy.traits.servers
+    if service and service.every:
         from manyhands.job import declared  # takes seconds: only then
 
         _, model = declared.load(plan)

@@ -4,7 +4,7 @@ This is the one place that chooses where a replica's vectors live and how its up
 """
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -30,7 +30,7 @@ from manyhands.replica.replica import Replica
 from manyhands.servers.protocol.service import Service
 from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
-from manyhands.strategies import Strategy
+from manyhands.strategies import Strategy, Traits
 
 Built = tuple[Replica, Comm, Servers | None]
 
@@ -57,7 +57,7 @@ def compose(
     placement = placed.enter(model, optimizer, loss, world, has_begun=has_begun, keeps=keeps)
     part = placement or Part(model, loss)
     built: Built
-    if strategy.rule is not None:
+    if strategy.traits.servers is not None:
         if placement and clip_norm is not None:
             raise UsageError(
                 "clip_norm limits the norm over all parts of a replica, and each part has servers of its own; leave it "
@@ -67,34 +67,34 @@ def compose(
             part,
             optimizer,
             placed.peers,
-            service_of(strategy, clip_norm),
+            service_of(strategy.traits, clip_norm),
             has_begun=has_begun,
             arena=world.host.arena,
             peers=placed.mesh.peers(),
         )
     else:
-        memory, comm = _memory(part, optimizer, strategy, placed.peers)
-        around = _Surroundings(world, placed, strategy, comm, clip_norm, logged)
+        memory, comm = _memory(part, optimizer, strategy.traits, placed.peers)
+        around = _Surroundings(world, placed, strategy.traits, comm, clip_norm, logged)
         built = _replica(part, optimizer, memory, around), comm, None
     placed.settle(built[0])
     return built
 
 
-def _memory(part: Part, optimizer: Optimizer, strategy: Strategy, peers: World) -> tuple[Memory, Comm]:
+def _memory(part: Part, optimizer: Optimizer, traits: Traits, peers: World) -> tuple[Memory, Comm]:
     """Where the replica's vectors live, and what sums them over the replicas."""
     device = next(part.model.parameters()).device
     on_cpu = device.type == "cpu"
-    if strategy.open_replica and not on_cpu:
+    if traits.replica == "open" and not on_cpu:
         raise UsageError("this strategy averages in the memory of a host: use --device cpu")
-    if strategy.shares_replica and on_cpu and not needs_closure(optimizer):
-        shared = SharedMemory if strategy.lockstep else LockFreeMemory
+    if traits.replica == "shared" and on_cpu and not needs_closure(optimizer):
+        shared = SharedMemory if traits.lockstep else LockFreeMemory
         return shared(peers.host), peers.between_hosts()
-    if (strategy.topology == "native" and on_cpu) or peers.size == 1:
+    if (traits.topology == "native" and on_cpu) or peers.size == 1:
         comm = peers.comm
     else:
-        comm = peers.scheduled(strategy.topology) if on_cpu else peers.between_devices()
+        comm = peers.scheduled(traits.topology) if on_cpu else peers.between_devices()
     pool = comm if on_cpu else None
-    if strategy.open_replica:
+    if traits.replica == "open":
         return OpenMemory(device, pool, Neighbours(peers.host)), comm
     return PrivateMemory(device, pool), comm
 
@@ -105,7 +105,7 @@ class _Surroundings:
 
     world: World
     placed: PlacedModel
-    strategy: Strategy
+    traits: Traits
     comm: Comm
     clip_norm: float | None
     logged: bool
@@ -131,8 +131,7 @@ def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surround
         flat.params,
         allocate=lambda name: memory.common(layout.length, flat.dtype),
         common=around.placed.peers.host if is_logged else None,
-        exact=around.world.size == 1
-        or not around.strategy.lockstep,  # of hosts that step together all or none
+        exact=around.world.size == 1 or not around.traits.lockstep,  # of hosts that step together all or none
     )
     log = _log(flat, updates) if is_logged else None
     gradients = Gradients(
@@ -163,7 +162,7 @@ def _path(
     if around.clip_norm is None:
         return path
     clipped = ClippedInParts if parts else ClippedPath
-    agree = around.comm.copy_ if around.strategy.synchronous else None
+    agree = around.comm.copy_ if around.traits.synchronous else None
     return clipped(path, around.clip_norm, flat, gradients, team, agree)
 
 
@@ -174,17 +173,11 @@ def _log(flat: FlatModel, updates: Updates) -> UndoLog:
     return UndoLog(flat.layout, changed, updates.numbers, team.allocate, owners=team.size, mine=team.index)
 
 
-def service_of(strategy: Strategy, clip_norm: float | None) -> Service:
+def service_of(traits: Traits, clip_norm: float | None) -> Service:
     """What the strategy asks of the servers."""
-    if strategy.rule is None:
-        raise UsageError(f"{type(strategy).__name__} uses no servers; leave --servers out")
-    return Service(
-        rule=strategy.rule,
-        clip_norm=clip_norm,
-        every_of=strategy.every_of,
-        cached=strategy.cached,
-        copies=strategy.copies,
-    )
+    if traits.servers is None:
+        raise UsageError("the strategy uses no servers; leave --servers out")
+    return replace(traits.servers, clip_norm=clip_norm)
 
 
 def same_model(shapes: list[Any], world: World) -> None:

@@ -71,7 +71,11 @@ class Engine:
         self.settings = settings
         self.member = member
         self.strategy = strategies.parse(settings.strategy)
-        self.traits = self.strategy
+        self.traits = self.strategy.traits
+        self.period = self.strategy.period
+        self.has_groups = (
+            type(self.strategy).who_meets is not strategies.Strategy.who_meets
+        )  # else all learn from all
         self.world = world
         self.placed = PlacedModel(settings.placement, world.rank_info.workers, settings.example)
         self.progress = Progress(seed=settings.seed, full=self.placed.mesh.feeds)
@@ -137,12 +141,12 @@ class Engine:
 
     def _suspects(self) -> Suspects:
         """The possible causes of a loss that goes wrong."""
-        staleness = float(self.strategy.updates_late(self.world.size, len(self.world.hosts)))
+        staleness = float(strategies.tuning(self.strategy, self.world.size, len(self.world.hosts)).late)
         with contextlib.suppress(PeerLost):
             if self.generation.servers:
-                staleness = reports.staleness(self.generation.servers.reports())["mean"]
+                staleness = reports.staleness(reports.fetch(self.generation.servers))["mean"]
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
             staleness=staleness,
-            period=self.strategy.period,
+            period=self.period,
         )

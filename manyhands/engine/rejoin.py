@@ -7,7 +7,7 @@ import msgspec
 
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
-from manyhands.comm.comm import Comm, Served
+from manyhands.comm.comm import Comm, ServerAccess
 from manyhands.engine import generation, worker_process
 from manyhands.engine.build import compose
 from manyhands.engine.engine import Engine, ReplicaState
@@ -140,7 +140,7 @@ def _level(engine: Engine, last: int) -> None:
     engine.transaction = None
 
 
-def _reconcile(engine: Engine, world: World, servers: Served, before: Served | None) -> None:
+def _reconcile(engine: Engine, world: World, servers: ServerAccess, before: ServerAccess | None) -> None:
     """The servers say whether the step that was under way counts."""
     made = before.made(engine.progress.steps_here) if before else 0
     counts = engine.transaction is not None and servers.made(0) > made
@@ -152,7 +152,7 @@ def _reconcile(engine: Engine, world: World, servers: Served, before: Served | N
 
 def _settle_data(engine: Engine, world: World, old: Replica | None, servers: Servers | None) -> None:
     """Elastic servers know how far each worker of the generation before had come with its data."""
-    if servers is None or not servers.roam or engine.traits.lockstep:
+    if servers is None or not servers.is_elastic or engine.traits.lockstep:
         return
     feed = engine.feed
     used = joining.used_by(servers, world, engine.world, feed.progress, was_here=old is not None)

@@ -21,8 +21,8 @@ from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import needs_closure
 from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
 from manyhands.replica.optimizer.updates import UpdatePath, skipped_in
-from manyhands.replica.part import Share
-from manyhands.replica.state.kept import StrategyVectors
+from manyhands.replica.share import Share
+from manyhands.replica.state.kept import State, StrategyState
 
 
 class Replica:
@@ -41,7 +41,7 @@ class Replica:
         self.lanes = lanes
         self.steps = 0
         self.needs_closure = needs_closure(self.optimizer)
-        self.kept = StrategyVectors()
+        self.kept = StrategyState()
         self.eval_batch: Share | None = None  # what a strategy has at hand for evaluating models
         self._gradients = gradients
         self.used = gradients.all_used
@@ -50,9 +50,10 @@ class Replica:
         self.part.bind(gradients.arrive)
         self.memory.seal()
 
-    def write_after(self, wait: OnReady) -> None:
-        """Call `wait` before gradients of a span are written: those of the last step may still be read."""
-        self._gradients.write_after = wait
+    def write_after(self, wait: OnReady, in_flight: Collection[int]) -> None:
+        """Call `wait` before gradients of a span in flight are written: servers may still read those of the last
+        step."""
+        self._gradients.write_after(wait, in_flight)
 
     @property
     def arrived(self) -> Sequence[int]:
@@ -188,9 +189,9 @@ class Replica:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-    def keep(self, name: str, start: Tensor | None = None) -> Tensor:
-        """A vector of the strategy's own, saved and restored: at first a copy of `start`, or zeros like `params`."""
-        return self.kept.get_or_make(name, self.params, start)
+    def keep(self, make: Callable[[], State]) -> State:
+        """The strategy's own state, a dataclass of vectors and numbers; `make` makes the first."""
+        return self.kept.get_or_make(make)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

@@ -25,12 +25,11 @@ from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost
-from manyhands.replica.optimizer.updates import Updates
 from manyhands.servers.process import startup
 from manyhands.servers.process.exchange import Exchange
+from manyhands.servers.process.participants import Participants
 from manyhands.servers.process.peer_servers import PeerPort
 from manyhands.servers.process.server import Server
-from manyhands.servers.process.shard import Shard
 from manyhands.servers.protocol import messages
 from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, stale
 from manyhands.servers.protocol.messages import Finish, Hello, NotAMessage, Pull, Push, encode
@@ -42,6 +41,7 @@ from manyhands.servers.transport.local_socket import _address
 from manyhands.servers.transport.tcp import TcpConnection, TcpPort, make_keys
 from manyhands.servers.worker import connecting
 from manyhands.servers.worker.client import Servers
+from tests.dispatchers import make_dispatcher
 
 WORKERS = 2
 GROUP_BYTES = 1 << 14
@@ -143,16 +143,17 @@ def running(
         places, arena = place(rank)
         party = own_server_group(rank_infos[rank], places, rule.server_groups)
         vectors = connecting.own_vectors(party, arena, scheme, rule, rank, connecting.ordinary)
-        found[rank] = connecting.connect(party, arena, scheme, Service(rule=rule), vectors)
+        connections = connecting.connect(party, arena, scheme, cached=False, check=lambda: None)
         replica: Any = SimpleNamespace(
             arrived=[1] * len(scheme.layout.places),
             used=torch.ones(len(scheme.layout.places)),
             optimizer=optimizer,
             layout=scheme.layout,
             tables=None,
-            write_after=lambda wait: None,
+            write_after=lambda wait, in_flight: None,
         )
-        found[rank].bind(replica)
+        service = Service(rule=rule)
+        found[rank] = connecting.servers_of(party, arena, scheme, service, connections, vectors, replica)
 
     joins = [threading.Thread(target=join, args=(rank,)) for rank in range(WORKERS)]
     for thread in joins:
@@ -204,8 +205,8 @@ def covered(scheme: Scheme) -> torch.Tensor:
 def attack_by_a_worker(world: Running) -> int:
     """What a worker's own, well authenticated connection may go mad with; returns how many frames are to be dropped."""
     servers = world.workers[1]
-    line: Any = servers._lines[0]
-    numbers = servers._numbers
+    line: Any = servers.connections._connections[0]
+    numbers = servers.connections.numbers
     groups = world.scheme.groups
     right = encode(Push(number=next(numbers), group=0, step=7, seen=0))
     whole = world.scheme.groups[0].length * 4
@@ -245,7 +246,7 @@ def test_nothing_that_a_worker_sends_by_mistake_changes_the_result() -> None:
 
 def recorded(world: Running, act: Callable[[], None]) -> list[list[bytes]]:
     """What worker 0 sends meanwhile."""
-    line: Any = world.workers[0]._lines[0]
+    line: Any = world.workers[0].connections._connections[0]
     sent: list[list[bytes]] = []
     send = line._socket.send_multipart
     line._socket.send_multipart = lambda frames, **more: (
@@ -258,7 +259,7 @@ def recorded(world: Running, act: Callable[[], None]) -> list[list[bytes]]:
 
 
 def replay(world: Running, sent: list[list[bytes]]) -> None:
-    line: Any = world.workers[0]._lines[0]
+    line: Any = world.workers[0].connections._connections[0]
     for frames in sent:
         line._socket.send_multipart(frames)
 
@@ -448,9 +449,11 @@ def test_rows_that_cannot_be_are_dropped(what: str) -> None:
         world.step(0)
         (table,) = [group for group in world.scheme.groups if group.table]
         (linear,) = [group for group in world.scheme.groups if not group.table]
-        servers, line = world.workers[1], world.workers[1]._lines[0]
+        servers, line = world.workers[1], world.workers[1].connections._connections[0]
         for group in (table, linear):  # the linear layer has no rows at all
-            push = Push(number=next(servers._numbers), group=group.index, step=1, seen=1, rows=numbers)
+            push = Push(
+                number=next(servers.connections.numbers), group=group.index, step=1, seen=1, rows=numbers
+            )
             line._socket.send_multipart([encode(push), b"\x41" * size])  # type: ignore[attr-defined]
         world.step(1)
         assert torch.allclose(world.params(), sum_of_rows(world.scheme, 2), atol=1e-5)
@@ -476,14 +479,14 @@ def test_a_server_listens_on_one_interface_only() -> None:
 
 def test_a_worker_that_is_gone_is_noticed_by_the_server() -> None:
     with contextlib.suppress(AssertionError), running(ASYNC) as world:
-        line: Any = world.workers[1]._lines[0]
+        line: Any = world.workers[1].connections._connections[0]
         line._socket.linger = 0
         line.close()
         for _ in range(200):
             if world.errors:
                 break
             threading.Event().wait(0.05)
-        world.workers[1]._closed = True
+        world.workers[1].connections._closed = True
     assert isinstance(world.errors[0], PeerLost)
     assert "worker 1" in str(world.errors[0])
 
@@ -594,14 +597,14 @@ _said = st.one_of(
 
 
 # Two parties of two workers and a server; the other's server is known by this number.
-PARTY = ServerGroup(
+SERVER_GROUP = ServerGroup(
     number=0,
     count=2,
     rank_info=RankInfo(rank=2, size=3, servers=1, launcher="test"),
     neighbours=Neighbourhood(hosts=((0, 1, 2),), memory_fd=-1),
-    near=frozenset(),
+    local_peers=frozenset(),
 )
-GUEST = PARTY.guest(1)
+PEER = SERVER_GROUP.peer_number(1)
 
 
 class _Mouth:
@@ -624,9 +627,7 @@ class _Mouth:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     told=st.lists(
-        st.tuples(
-            st.sampled_from([0, 1, GUEST]), _said, st.sampled_from(["right", "right", "short", "none"])
-        ),
+        st.tuples(st.sampled_from([0, 1, PEER]), _said, st.sampled_from(["right", "right", "short", "none"])),
         max_size=25,
     ),
     clips=st.booleans(),
@@ -642,39 +643,39 @@ def test_no_message_of_the_right_form_ends_a_server(
     scheme = describe(model, optimizer, 1, GROUP_BYTES)
     params = torch.zeros(scheme.layout.length)
     own: Any = SimpleNamespace(params=params)
-    shard = Shard(
-        0,
+    exchange = Exchange(SERVER_GROUP, scheme.groups, 1, own, {}) if rule.server_groups > 1 else None
+    dispatcher = make_dispatcher(
         scheme.groups,
-        scheme.layout.places,
+        scheme.layout,
         optimizer,
-        Updates(optimizer, scheme.layout, params, allocate=lambda name: torch.zeros_like(params)),
         params,
         Clocks(rule, range(WORKERS)),
-        versions=torch.zeros(len(scheme.groups), dtype=torch.int64),
-        near_grads=lambda worker: torch.zeros_like(params),
-        awaits_scale=clips and rule.gathers,
+        local_grads=lambda worker: torch.zeros_like(params),
         copies=range(WORKERS),
-        exchange=Exchange(PARTY, scheme.groups, 1, own, {}) if rule.server_groups > 1 else None,
+        clips=clips and rule.gathers,
+        exchange=exchange,
     )
     mouth: Any = _Mouth()
     server = Server(
-        shard,
+        dispatcher,
         [mouth],
-        near=set(),
-        workers=range(WORKERS),
-        guests=[GUEST] if rule.server_groups > 1 else [],
-        lines=PeerPort((), lambda number: pytest.fail("there is nobody to reach")),
+        PeerPort((), lambda number: pytest.fail("there is no peer to reach")),
+        Participants(
+            workers=frozenset(range(WORKERS)),
+            local=frozenset(),
+            peers=frozenset([PEER] if exchange else []),
+        ),
         digest=0,
     )
     numbers = itertools.count(1)
-    for worker in (*range(WORKERS), GUEST):
+    for worker in (*range(WORKERS), PEER):
         mouth.next = (worker, encode(Hello(number=next(numbers), worker=worker, digest=0)), None)
         assert server._listen()
     for worker, message, payload in told:
         message = msgspec.structs.replace(message, number=next(numbers))
         size = 0
         with contextlib.suppress(NotAMessage):
-            size = shard.expects(message) or 0
+            size = dispatcher.expects(message) or 0
         vector = torch.zeros(size if payload == "right" else max(0, size - 4), dtype=torch.uint8)
         mouth.next = (worker, encode(message), None if payload == "none" else vector)
         assert server._listen()

@@ -2,15 +2,12 @@
 
 A gradient vector per worker would cost the most memory, so there is only the sum. The workers add to each span of it in
 turn: the one after its owner begins, the owner is last. All are busy at once, and the order of the additions is always
-the same. What the owner adds itself stays where autograd left it until the span is updated, when the sum is in the
-cache anyway, as far as `KEPT_BYTES` allow. With an undo log it is added earlier: at the gate the sum is complete, in
-memory that all workers see.
-
-Autograd finishes gradients roughly in the order of the flat vector, and turns are taken in exactly that order: a worker
-only has to know how far the one before it has come, which is one number.
+the same. Turns are taken in the order of the flat vector, which is about that of autograd: a worker only has to know how
+far the one before it has come. What the owner adds itself stays where autograd left it until the span is updated, when
+the sum is in the cache anyway. With an undo log it is added earlier: at the gate the sum is complete, for all to see.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,9 +18,9 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.errors import UsageError
 from manyhands.replica.flat_model import FlatModel
-from manyhands.replica.gradients.turns import Turns
 from manyhands.replica.gradients.factors import Factors, LinearLayers
 from manyhands.replica.gradients.tables import Tables
+from manyhands.replica.gradients.turns import Turns
 from manyhands.replica.layout import Span
 from manyhands.replica.memory import Team
 
@@ -67,7 +64,7 @@ class Gradients:
         self._hooks: dict[int, Any] = {}
         layers = factors.layers if factors else made_in_place
         self._layers = {id(self._params[index]): index for index in layers}
-        self.write_after: OnReady | None = None  # called before this worker writes a span of `total`
+        self._in_flight: Container[int] = ()  # spans of `total` that servers may still read
         longest = max(span.stop - span.start for span in layout.spans)
         self._scratch = flat.total.new_zeros(longest) if scratch is None else scratch
         # Per worker: which parameters got a gradient, and how many got none.
@@ -97,8 +94,9 @@ class Gradients:
         self._adds_early = on_ready is not None or self._before_gate
         self._all_here = False
         self._private_bytes = 0
-        self._turn = 0  # the next turn to take
-        self._next_own = 0  # the next parameter whose owned pieces have not been added
+        self._turn = self._next_own = (
+            0  # the next turn to take, and parameter whose owned pieces are to be added
+        )
         self._completed = bytearray(len(self._layout.spans))
         self._to_announce = list(self.owned) if on_ready else []
         for index, param in enumerate(self._params):
@@ -130,9 +128,9 @@ class Gradients:
         if not self._passes_back or self._factors or index in self._given:
             return outputs.t() @ inputs
         self._given.add(index)  # once in a step
-        if self.write_after:
-            for number in self._turns.last[index]:
-                self.write_after(self._layout.spans[number])
+        for number in self._turns.last[index]:
+            if number in self._in_flight:
+                self._wait(self._layout.spans[number])
         place = self._layout.places[index]
         into = self.total[place.start : place.stop].view(place.shape)
         return torch.mm(outputs.t(), inputs, out=into)
@@ -235,6 +233,10 @@ class Gradients:
     def passed(self) -> int:
         """How many steps all workers have brought to the gate, those that are gone included."""
         return min(self._progress.values()) // (self._turn_count + 1) if self._progress else self.step
+
+    def write_after(self, wait: OnReady, in_flight: Container[int]) -> None:
+        """Call `wait` before this worker's gradients of a span in flight go to `total`."""
+        self._wait, self._in_flight = wait, in_flight
 
     def unhook(self) -> None:
         """The parameters' gradients go elsewhere from now on."""
@@ -375,8 +377,8 @@ class Gradients:
                 self._drop(index)
 
     def _add_last(self, index: int, span: int) -> None:
-        if self.write_after:
-            self.write_after(self._layout.spans[span])
+        if span in self._in_flight:
+            self._wait(self._layout.spans[span])
         grad = self._private[index]
         into, start, stop = self._turns.last[index][span]
         if self.tables and span in self.tables:
