@@ -13,9 +13,7 @@ class ServerMemory(Memory):
 
     is_served = True
 
-    def __init__(
-        self, *, layout: Layout, params: Tensor, grads: Tensor, fills: bool, host: Host | None = None
-    ) -> None:
+    def __init__(self, layout: Layout, params: Tensor, grads: Tensor, fills: bool, host: Host | None) -> None:
         """`fills`: whether this worker's first values go there. Where the workers of a host share a cache of the
         parameters, it is in the memory of `host`."""
         self.layout = layout

@@ -2,8 +2,8 @@
 
 A gradient vector per worker would cost the most memory, so there is only the sum. The workers add to each span of it in
 turn: the one after its owner begins, the owner is last. All are busy at once, and the order of the additions is always
-the same. Turns are taken in the order of the flat vector, which is about that of autograd: a worker only has to know how
-far the one before it has come. What the owner adds itself stays where autograd left it until the span is updated, when
+the same. Turns follow the flat vector, which is about the order of autograd: a worker only has to know how far the one
+before it has come. What the owner adds itself stays where autograd left it until the span is updated, when
 the sum is in the cache anyway. With an undo log it is added earlier: at the gate the sum is complete, for all to see.
 """
 
@@ -43,9 +43,8 @@ class Gradients:
         made_in_place: Collection[int] = (),
         scratch: Tensor | None = None,
     ) -> None:
-        """`owners[i]` is the worker that owns span i. `tables` take gradients of some rows as they are; autograd makes
-        those of the layers `made_in_place` in `total` itself. With an undo log's `scratch`, the sum is complete before
-        any update."""
+        """`owners[i]` owns span i. `tables` take gradients of some rows as they are; autograd makes those of the layers
+        `made_in_place` in `total` itself. With an undo log's `scratch`, the sum is complete before any update."""
         layout = flat.layout
         self.total = flat.total
         self.tables = tables
@@ -361,15 +360,14 @@ class Gradients:
         others, start, stop = self._turns.last[index][span.index]
         offset = max(self._layout.places[index].start, span.start) - span.start
         into = scratch[offset : offset + stop - start]
-        if self._workers == 1:
-            if grad is None:
-                into.zero_()
-            else:
-                into.copy_(grad[start:stop])
-        elif grad is None:
-            into.copy_(others)
-        else:
+        if self._workers > 1 and grad is not None:
             torch.add(others, grad[start:stop], out=into)
+        elif self._workers > 1:
+            into.copy_(others)
+        elif grad is not None:
+            into.copy_(grad[start:stop])
+        else:
+            into.zero_()
 
     def _drop_after(self, span: Span) -> None:
         for index in span.places:

@@ -63,13 +63,10 @@ def join(
     if rank == speaker:
         connections = connect(group, arena, scheme, cached=service.cached, check=host.check_peers)
     is_in_place = group.computes_in_place(rank, service.rule)
+    # What servers of this host own may be changing as this worker comes.
+    fills = (rank == 0 and not has_begun) or (rank == speaker and not is_in_place)
     memory = ServerMemory(
-        layout=scheme.layout,
-        params=vectors.params,
-        grads=vectors.grads,
-        # What servers of this host own may be changing as this worker comes.
-        fills=(rank == 0 and not has_begun) or (rank == speaker and not is_in_place),
-        host=host if service.cached else None,
+        scheme.layout, vectors.params, vectors.grads, fills, host if service.cached else None
     )
     replica = served_replica(part, optimizer, memory, lanes=group.rank_info.servers)
     servers = None
