@@ -21,10 +21,10 @@ from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import needs_closure
-from manyhands.replica.optimizer.clipping import ClippedInParts, ClippedPath
+from manyhands.replica.optimizer.clipped_path import ClippedInParts, ClippedPath
 from manyhands.replica.optimizer.gates import HostsGate, LoneHostGate, PartsGate
 from manyhands.replica.optimizer.undo_log import LoggedPath, UndoLog
-from manyhands.replica.optimizer.updates import Gate, UpdatePath, Updates
+from manyhands.replica.optimizer.updates import StepGate, UpdatePath, Updates
 from manyhands.replica.part import Loss, Part
 from manyhands.replica.replica import Replica
 from manyhands.servers.protocol.service import Service
@@ -149,7 +149,7 @@ def _path(
 ) -> UpdatePath:
     """How updates are made: at once, noted in an undo log, behind which gate, and whether the gradient is limited."""
     memory, team, host = flat.memory, flat.memory.team, around.placed.peers.host
-    gate = Gate(gradients, team)
+    gate = StepGate(gradients, team)
     if around.logged and around.hosts > 1 and memory.steps_together:
         gate = HostsGate(gradients, team) if team.size > 1 else LoneHostGate(gradients, team)
     parts = around.placed.barrier_group(around.world) if around.logged and memory.is_shared else None

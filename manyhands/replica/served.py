@@ -7,7 +7,7 @@ from manyhands.replica.gradients.factors import linear_weights
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import SPAN_BYTES
-from manyhands.replica.optimizer.updates import Gate, RemotePath, Updates
+from manyhands.replica.optimizer.updates import RemotePath, StepGate, Updates
 from manyhands.replica.part import Part
 from manyhands.replica.replica import Replica
 from manyhands.replica.server_memory import ServerMemory
@@ -26,7 +26,9 @@ def served_replica(part: Part, optimizer: Optimizer, memory: ServerMemory, *, la
         made_in_place=_large_weights(flat) if is_alone and not part.spread else (),
     )
     updates = Updates(optimizer, flat.layout, flat.params, allocate=None)
-    return Replica(flat, gradients, RemotePath(updates, gradients, Gate(gradients, memory.team)), lanes=lanes)
+    return Replica(
+        flat, gradients, RemotePath(updates, gradients, StepGate(gradients, memory.team)), lanes=lanes
+    )
 
 
 def _large_weights(flat: FlatModel) -> list[int]:

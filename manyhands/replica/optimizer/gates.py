@@ -4,16 +4,16 @@ from manyhands import telemetry
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.memory import Team
-from manyhands.replica.optimizer.updates import Gate
+from manyhands.replica.optimizer.updates import StepGate
 
 
-class LoneHostGate(Gate):
+class LoneHostGate(StepGate):
     """A worker that is alone on its host: other hosts have to come as far, and no worker beside it."""
 
     gated = True
 
 
-class HostsGate(Gate):
+class HostsGate(StepGate):
     """A step is applied when every worker of the host has the sums of all hosts."""
 
     gated = True
@@ -33,10 +33,10 @@ class HostsGate(Gate):
             self._received.wait(self._gradients.step)
 
 
-class PartsGate(Gate):
+class PartsGate(StepGate):
     """A step is applied when all parts of all replicas have their sums: then no part needs another any more."""
 
-    def __init__(self, gradients: Gradients, team: Team, group: BarrierGroup, inner: Gate) -> None:
+    def __init__(self, gradients: Gradients, team: Team, group: BarrierGroup, inner: StepGate) -> None:
         super().__init__(gradients, team)
         self.gated, self.hears_from_hosts = inner.gated, inner.hears_from_hosts
         self._inner = inner

@@ -19,7 +19,7 @@ from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.layout import Layout, Span, table_rows
 from manyhands.replica.memory import Team
-from manyhands.replica.optimizer.updates import Factor, Gate, UpdatePath, Updates, skipped_in, unlimited
+from manyhands.replica.optimizer.updates import Factor, StepGate, UpdatePath, Updates, skipped_in, unlimited
 
 Allocate = Callable[[int, torch.dtype], Tensor]
 
@@ -139,7 +139,7 @@ class LoggedPath(UpdatePath):
         self,
         updates: Updates,
         gradients: Gradients,
-        gate: Gate,
+        gate: StepGate,
         log: UndoLog,
         team: Team,
         group: BarrierGroup,

@@ -3,7 +3,7 @@
 The optimizer the user made stays the place for hyper-parameters (schedulers change it, we read it). The work is done by
 a twin of it whose parameters are pieces of the flat vector (`Updates`). How a step's updates are made once its
 gradients are summed is a path (`UpdatePath`): here at once, or by servers. `undo_log.py` has the path whose updates
-survive the death of a worker, `clipping.py` the one that limits the gradient.
+survive the death of a worker, `clipped_path.py` the one that limits the gradient.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -274,7 +274,7 @@ def unlimited() -> float:
     return 1.0
 
 
-class Gate:
+class StepGate:
     """Where the workers of a team wait for each other in a step; the sum of their gradients is one such place.
 
     `gates.py` has those of replicas in parts and of several hosts.
@@ -313,7 +313,7 @@ class UpdatePath:
     is_logged = False
     """Whether survivors can finish an update in which a worker dies."""
 
-    def __init__(self, updates: Updates, gradients: Gradients, gate: Gate) -> None:
+    def __init__(self, updates: Updates, gradients: Gradients, gate: StepGate) -> None:
         self.updates = updates
         self.skipped: frozenset[int] = frozenset()  # parameters that got no gradient on any worker
         self.gate = gate

@@ -1,6 +1,7 @@
 """Updates by a gradient whose norm is limited, as `torch.nn.utils.clip_grad_norm_` does it."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,14 +15,13 @@ from manyhands.replica.optimizer.updates import Factor, UpdatePath, unlimited
 _TINY = 1e-6  # as `clip_grad_norm_` has it
 
 
-def clip_factor(limit: float, norm: Tensor) -> Tensor:
+Norm = TypeVar("Norm", float, Tensor)
+
+
+def clip_factor(limit: float, norm: Norm) -> Norm:
     """By what a gradient of that norm is to be multiplied."""
-    return torch.clamp(limit / (norm + _TINY), max=1.0)
-
-
-def clip_factor_of(limit: float, norm: float) -> float:
-    """The same of a plain number."""
-    return min(1.0, limit / (norm + _TINY))
+    factor = limit / (norm + _TINY)
+    return factor.clamp(max=1.0) if isinstance(factor, Tensor) else min(1.0, factor)
 
 
 def norm_of(norms: Sequence[Tensor]) -> Tensor:
