@@ -164,7 +164,7 @@ def arm(session: Session, fault: Fault) -> None:
 
 def arm_pass(replica: Any, fault: Fault, die: Callable[[], None]) -> None:
     """Of the pass in which it dies, half is written; what that pass does not need any more is lost."""
-    journal, calls = replica._journal, iter(range(1000))
+    journal, calls = replica.path.log, iter(range(1000))
     note = journal._note
 
     def half_a_pass(owner: int, span: Any, stage: int) -> None:
