@@ -45,7 +45,7 @@ class ClippedPath(UpdatePath):
         agree: Agree | None,
     ) -> None:
         """`agree` makes a vector of the first replica everyone's, where all replicas take the same step."""
-        self._inner = inner
+        self.inner = inner
         super().__init__(inner.updates, gradients, inner.gate)
         self.is_logged = inner.is_logged
         self._team = team
@@ -59,16 +59,16 @@ class ClippedPath(UpdatePath):
 
     @property
     def skipped(self) -> frozenset[int]:
-        return self._inner.skipped
+        return self.inner.skipped
 
     @skipped.setter
     def skipped(self, skipped: frozenset[int]) -> None:
-        self._inner.skipped = skipped
+        self.inner.skipped = skipped
 
     def open(self) -> None:
         self._deferred.clear()
         self._is_due = True
-        self._inner.open()
+        self.inner.open()
 
     def apply(self, span: Span) -> None:
         self._gradients.complete(span)
@@ -81,14 +81,14 @@ class ClippedPath(UpdatePath):
 
     def settle(self) -> None:
         self._apply_deferred()
-        self._inner.settle()
+        self.inner.settle()
 
     def _apply_deferred(self) -> None:
         if self._is_due:
             self._is_due = False
             factor = self._factor()
             for span in self._deferred:
-                self._inner.make(span, self._gradients.total[span.slice] * factor)
+                self.inner.make(span, self._gradients.total[span.slice] * factor)
             self._deferred.clear()
 
     def limit(self, grads: Tensor) -> None:
@@ -96,7 +96,7 @@ class ClippedPath(UpdatePath):
         grads.mul_(self._factor())
 
     def recover(self, dead: Collection[int], attempt: int, factor: Factor = unlimited) -> int:
-        return self._inner.recover(dead, attempt, self._recovered_factor)
+        return self.inner.recover(dead, attempt, self._recovered_factor)
 
     def _factor(self) -> Tensor:
         """From the norms of the parameters, each taken by one worker of the team."""
