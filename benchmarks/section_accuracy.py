@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def train(name: str, seeds: list[int], more: list[str]) -> dict[str, Any]:
     """As a person does it; each turn has another seed, the same for all strategies."""
     workers = 1 if name == "single" else WORKERS
-    rule = strategies.parse(name).rule
-    servers = rule.server_groups if rule else 0
+    service = strategies.parse(name).traits.servers
+    servers = service.rule.server_groups if service else 0
     seed = seeds.pop(0)
     with TemporaryDirectory() as folder:
         command = [str(SCRIPTS / "manyhands"), "train", "--strategy", name, "--workers", str(workers)]

@@ -29,7 +29,7 @@ def in_threads(
     come back from making a session.
     """
     if servers is None:
-        servers = 2 if strategies.parse(strategy).rule else 0
+        servers = 2 if strategies.parse(strategy).traits.servers else 0
     total = size + servers
     fd = os.memfd_create("test")
     results: list[Any] = [None] * total

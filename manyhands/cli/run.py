@@ -116,7 +116,7 @@ def elastic_terms(
 
     Replicas in parts go on without one of them as long as another is whole.
     """
-    workers = mesh.workers
+    workers, traits = mesh.workers, strategy.traits
     if mesh.members > 1 and (most > workers or hosts is not None):
         raise UsageError(
             f"{workers} workers have parts of replicas, and others cannot join them; use --workers {workers}"
@@ -125,7 +125,7 @@ def elastic_terms(
     stall_s = float(os.environ.get(STALL_S, coordination.STALL_S))
     strategies.admit_copies(strategy, have_hosts=hosts is not None)
     if hosts is not None:
-        is_fit = strategy.serves_hosts if strategy.rule is not None else strategy.lockstep
+        is_fit = traits.servers.elastic if traits.servers is not None else traits.lockstep
         if not is_fit:
             raise UsageError(
                 "--hosts is for strategies whose workers take every step together, and for servers without `cache` and "
@@ -139,7 +139,7 @@ def elastic_terms(
             hosts=number,
             address=meeting_address(place),
         )
-    is_alone = mesh.replicas == 1 or strategy.rule is not None if mesh.members > 1 else most == 1
+    is_alone = mesh.replicas == 1 or traits.servers is not None if mesh.members > 1 else most == 1
     if is_alone:
         return None  # servers of parts do not know how to do without a worker
     return Elastic(
@@ -147,7 +147,7 @@ def elastic_terms(
         replace=REPLACE if replace is None else replace,
         stall_s=stall_s,
         crew=mesh.members,
-        alike=strategy.synchronous,
+        alike=traits.synchronous,
     )
 
 

@@ -258,7 +258,8 @@ def _check_directory(options: argparse.Namespace) -> None:
 def _check_layers(plan: Plan) -> None:
     """Where the strategy's settings name layers, refuse names that the model does not have, before anything starts."""
     strategy = strategies.parse(plan.strategy)
-    if strategy.layers:
+    service = strategy.traits.servers
+    if service and service.every:
         from manyhands.job import declared  # takes seconds: only then
 
         _, model = declared.load(plan)
@@ -350,7 +351,9 @@ def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespa
         ("manyhands list strategies", "other ways to distribute it"),
     ]
     if out is not None:
-        again = "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).repeatable
+        again = (
+            "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).traits.repeatable
+        )
         tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", again))
     width = max(len(command) for command, _ in tries)
     for command, why in tries:

@@ -129,7 +129,7 @@ class _Started(Sums):
         vector = self._replica.gradient(span)
         self._under_way.append((span, self._comm.start_lane(vector, self._replica.lane(span))))
 
-    def __iter__(self) -> Iterator[Any]:
+    def _complete(self) -> Iterator[Any]:
         gated = self._replica.gated
         for span, wait in self._under_way:
             with telemetry.timed("exchange"):

@@ -32,11 +32,13 @@ class Spanned(Protocol):
     @property
     def gated(self) -> bool: ...
 
+    used: Tensor
+
     def receive(self) -> None: ...
 
 
-class Served(Protocol):
-    """What a strategy sees of the servers: push gradients, pull parameters, wait."""
+class ServerAccess(Protocol):
+    """What a worker sees of the servers: push gradients, pull parameters, wait."""
 
     def wait(self) -> None:
         """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
@@ -75,7 +77,7 @@ class Served(Protocol):
         neighbours that have data cannot do without this worker."""
 
 
-class ServedDirectly(Served, Protocol):
+class DirectServerAccess(ServerAccess, Protocol):
     """What a worker sees of the servers that speaks with them for itself alone."""
 
     def give(self, gradient: Tensor, used: Tensor) -> None:
@@ -108,6 +110,11 @@ class Sums:
         self._replica = replica
 
     def __iter__(self) -> Iterator[Any]:
+        # A parameter that got a gradient on any replica is updated on all.
+        self._replica.used = self._comm.any_(self._replica.used)
+        return self._complete()
+
+    def _complete(self) -> Iterator[Any]:
         if self._comm.size > 1:
             self._comm.sum_(self._replica.grads)
         yield from self._replica.owned
@@ -118,7 +125,7 @@ class Comm:
 
     rank = 0
     size = 1
-    servers: Served | None = None  # where the run has some
+    servers: ServerAccess | None = None  # where the run has some
     _started: Tensor | None = None  # the sum that may be under way
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:

@@ -75,7 +75,7 @@ class _Streamed(Sums):
         self._sent.append(self._collected)
         self._collected = []
 
-    def __iter__(self) -> Iterator[Any]:
+    def _complete(self) -> Iterator[Any]:
         if not self._sent and self._collected:  # a small model: not worth a thread
             self._comm.sum_(self._vector())
             yield from self._collected

@@ -1,6 +1,7 @@
 """The replica and the comm that fit the strategy, the placement, the optimizer, the device and the world."""
 
 import zlib
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ from manyhands.replica.replica import Loss, Replica
 from manyhands.servers.protocol.service import Service
 from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
-from manyhands.strategies import Strategy
+from manyhands.strategies import Strategy, Traits
 
 
 def compose(
@@ -41,7 +42,8 @@ def compose(
     part = placed.enter(model, optimizer, loss, world, has_begun=has_begun, keeps=keeps)
     device = next(model.parameters()).device.type
     peers = placed.peers
-    if strategy.rule is not None:
+    traits = strategy.traits
+    if traits.servers is not None:
         if part and clip_norm is not None:
             raise UsageError(
                 "clip_norm limits the norm over all parts of a replica, and each part has servers of its own; leave it "
@@ -52,7 +54,7 @@ def compose(
             optimizer,
             loss,
             peers,
-            service_of(strategy, clip_norm),
+            service_of(traits, clip_norm),
             has_begun=has_begun,
             arena=world.host.arena,
             part=part,
@@ -60,33 +62,33 @@ def compose(
         )
         placed.settle(replica)
         return replica, comm, line
-    shared = strategy.shares_replica and device == "cpu" and not needs_closure(optimizer)
+    shared = traits.replica == "shared" and device == "cpu" and not needs_closure(optimizer)
     if shared:
         host, lanes, comm = peers.host, peers.lanes, peers.between_hosts()
     else:
         host, lanes = None, 1
-        if (strategy.topology == "native" and device == "cpu") or peers.size == 1:
+        if (traits.topology == "native" and device == "cpu") or peers.size == 1:
             comm = peers.comm
         elif device != "cpu":
             comm = peers.between_devices()
         else:
-            comm = peers.scheduled(strategy.topology)
-    if strategy.open_replica and device != "cpu":
+            comm = peers.scheduled(traits.topology)
+    if traits.replica == "open" and device != "cpu":
         raise UsageError("this strategy averages in the memory of a host: use --device cpu")
     replica = Replica(
         model,
         optimizer,
         loss,
         host=host,
-        neighbours=Neighbours(peers.host) if strategy.open_replica else None,
-        together=strategy.lockstep,
+        neighbours=Neighbours(peers.host) if traits.replica == "open" else None,
+        together=traits.lockstep,
         factored=len(world.hosts) == 1,
         journaled=journaled,
         gated=journaled and len(world.hosts) > 1,
-        exact=world.size == 1 or not strategy.lockstep,  # of hosts that step together all or none
+        exact=world.size == 1 or not traits.lockstep,  # of hosts that step together all or none
         lanes=lanes,
         clip_norm=clip_norm,
-        agree=comm.copy_ if strategy.synchronous else None,
+        agree=comm.copy_ if traits.synchronous else None,
         memory=comm if device == "cpu" and not shared else None,
         part=part,
         barrier_group=placed.barrier_group(world) if journaled and shared else None,
@@ -95,17 +97,11 @@ def compose(
     return replica, comm, None
 
 
-def service_of(strategy: Strategy, clip_norm: float | None) -> Service:
+def service_of(traits: Traits, clip_norm: float | None) -> Service:
     """What the strategy asks of the servers."""
-    if strategy.rule is None:
-        raise UsageError(f"{type(strategy).__name__} uses no servers; leave --servers out")
-    return Service(
-        rule=strategy.rule,
-        clip_norm=clip_norm,
-        every_of=strategy.every_of,
-        cached=strategy.cached,
-        copies=strategy.copies,
-    )
+    if traits.servers is None:
+        raise UsageError("the strategy uses no servers; leave --servers out")
+    return replace(traits.servers, clip_norm=clip_norm)
 
 
 def same_model(shapes: list[Any], world: World) -> None:

@@ -71,7 +71,7 @@ class Engine:
         self.settings = settings
         self.member = member
         self.strategy = strategies.parse(settings.strategy)
-        self.traits = self.strategy
+        self.traits = self.strategy.traits
         self.world = world
         self.placed = PlacedModel(settings.placement, world.rank_info.workers, settings.example)
         self.progress = Progress(seed=settings.seed, full=self.placed.mesh.feeds)
@@ -137,7 +137,7 @@ class Engine:
 
     def _suspects(self) -> Suspects:
         """The possible causes of a loss that goes wrong."""
-        staleness = float(self.strategy.updates_late(self.world.size, len(self.world.hosts)))
+        staleness = float(strategies.tuning(self.strategy, self.world.size, len(self.world.hosts)).late)
         with contextlib.suppress(PeerLost):
             if self.generation.servers:
                 staleness = reports.staleness(self.generation.servers.reports())["mean"]

@@ -10,6 +10,7 @@ from manyhands.comm.transports.host import StepCounter
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.replica import Replica
 from manyhands.servers.worker.client import Servers
+from manyhands.servers.worker.fleet import DirectFleet, Fleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class Generation:
     replica: Replica
     comm: Comm
     servers: Servers | None
+    fleet: Fleet | None
+    """The servers as the strategy sees them."""
     used: StepCounter | None
     """Rounds of data whose effect is in the host's memory, where workers do not step together."""
 
@@ -42,6 +45,14 @@ class Generation:
     """Workers of one replica."""
 
 
+def _fleet(comm: Comm, servers: Servers | None) -> Fleet | None:
+    if comm.servers is None:
+        return None
+    if servers is not None and comm.servers is servers:
+        return DirectFleet(servers, comm, server_groups=servers.server_groups)
+    return Fleet(comm.servers, comm)
+
+
 def begin(
     world: World,
     placed: PlacedModel,
@@ -58,6 +69,7 @@ def begin(
         replica=replica,
         comm=comm,
         servers=servers,
+        fleet=_fleet(comm, servers),
         used=None if counted_elsewhere else world.host.progress(),
         is_whole=placed.is_whole,
         counts=placed.counts,

@@ -16,7 +16,9 @@ from manyhands.engine.engine import Engine
 from manyhands.engine.handshake import END_OF_DATA, LEAVE, SAVE, SAVE_NOW
 from manyhands.engine.step import NO_WORK, look_up, publish, run, transaction_of
 from manyhands.errors import CheckpointError, UsageError
+from manyhands.replica.share import Share
 from manyhands.replica.state.state import average_buffers
+from manyhands.strategies.interface import Served
 
 
 def pause(engine: Engine, purpose: int) -> None:
@@ -33,7 +35,7 @@ def gather(engine: Engine, purpose: int) -> None:
     while True:
         if not lockstep:
             look_up(engine)
-            engine.strategy.leave(engine.replica, engine.comm)
+            _leave(engine)
             if not engine.traits.late:
                 publish(engine)
         while progress.commits < progress.alone_until:
@@ -52,6 +54,21 @@ def gather(engine: Engine, purpose: int) -> None:
     engine.change_is_due = answers.change
     if not lockstep:
         _count_together(engine)
+
+
+def _leave(engine: Engine) -> None:
+    """Where workers do not wait for each other at a step, the servers need not wait for this one until all pause."""
+    strategy, replica, fleet = engine.strategy, engine.replica, engine.generation.fleet
+    if fleet is None:
+        return
+    if isinstance(strategy, Served):
+        strategy.leave(replica, fleet)
+
+    def take_part(share: Share) -> None:
+        strategy.step(replica, fleet, share)
+        replica.settle()
+
+    fleet.leave(take_part)
 
 
 def _count_together(engine: Engine) -> None:
@@ -80,7 +97,7 @@ def agree(engine: Engine) -> None:
         feed.commit()
 
     with transaction_of(engine, finish, together=True):
-        engine.strategy.agree(engine.replica, engine.comm)
+        engine.strategy.agree(engine.replica, engine.generation.fleet or engine.comm)
         if engine.member:
             world.exchange([])  # hosts, too, must not be more than this apart
         else:

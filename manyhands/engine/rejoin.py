@@ -7,7 +7,7 @@ import msgspec
 
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
-from manyhands.comm.comm import Comm, Served
+from manyhands.comm.comm import Comm, ServerAccess
 from manyhands.engine import generation, worker_process
 from manyhands.engine.build import compose
 from manyhands.engine.engine import Engine, ReplicaState
@@ -140,7 +140,9 @@ def _reconcile_hosts(engine: Engine, last: int) -> None:
     engine.transaction = None
 
 
-def _reconcile_servers(engine: Engine, world: World, servers: Served, before: Served | None) -> None:
+def _reconcile_servers(
+    engine: Engine, world: World, servers: ServerAccess, before: ServerAccess | None
+) -> None:
     """The servers decide whether the step that was under way counts."""
     made = before.made(engine.progress.steps_here) if before else 0
     counts = engine.transaction is not None and servers.made(0) > made

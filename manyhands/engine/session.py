@@ -312,7 +312,7 @@ def _serve(training: Training, settings: Settings, context: ServerContext, membe
         context,
         training.model,
         training.optimizer,
-        service_of(strategies.parse(settings.strategy), settings.clip_norm),
+        service_of(strategies.parse(settings.strategy).traits, settings.clip_norm),
         out=settings.out,
         survives=local.INVITATION in os.environ,
         peers=() if mesh.members == 1 else mesh.peers(),

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
-from manyhands import telemetry
+from manyhands import strategies, telemetry
 from manyhands.cluster.worker.member import Regroup
 from manyhands.data.effect import Learners
 from manyhands.data.ledger import Ranges
@@ -154,20 +154,22 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
     generation, strategy = engine.generation, engine.strategy
     replica = generation.replica
     share = _share(engine, work, handshake)
-    meets = strategy.meets(replica.steps)
+    meets = strategies.meets(replica.steps, strategy.period, late=engine.traits.late)
     groups = _who_meets(engine) if meets and generation.replicas > 1 else None
     if generation.servers:
         generation.servers.used = engine.feed.prospect
 
     def finish(loss: float) -> None:
         engine.feed.audit.used += work.places
-        holds_back = strategy.holds_back(replica, generation.comm)
+        # What a worker keeps that servers do not have is gone if it dies.
+        fleet = generation.fleet
+        holds_back = fleet is not None and (fleet.holds_back or bool(replica.kept))
         commit(engine, work, handshake, loss, Safety(meets and not holds_back, groups))
 
     # A worker whose replica is its own needs no other worker between two exchanges.
     together = engine.traits.lockstep and (meets or not generation.is_whole or not generation.is_own)
     with transaction_of(engine, finish, together=together) as transaction:
-        transaction.loss = strategy.step(replica, generation.comm, share)
+        transaction.loss = strategy.step(replica, generation.fleet or generation.comm, share)
         replica.settle()
     return transaction.loss
 

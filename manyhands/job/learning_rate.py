@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from manyhands import spec
 from manyhands.strategies.interface import Strategy
+from manyhands.strategies.tuning import tuning
 
 # What trains each model without a search, with updates from one batch: plain nets need a smaller rate than those
 # with batch norm, language models Adam.
@@ -42,9 +43,10 @@ class Terms:
 
 def terms(model: str, strategy: Strategy, workers: int, *, hosts: int = 1, accumulate: int = 1) -> Terms:
     """The optimizer for this model under this strategy, and the reason in one sentence."""
-    base_text = strategy.optimizer or BASE_OF.get(spec.split(model)[0], BASE)
+    facts = tuning(strategy, workers, hosts)
+    base_text = facts.optimizer or BASE_OF.get(spec.split(model)[0], BASE)
     name, _, settings = spec.split(base_text)
-    batches = strategy.batches_per_update(workers, hosts) * accumulate
+    batches = facts.batches * accumulate
     if name in CHOOSE_THEIR_STEPS:
         return Terms(
             optimizer=base_text,
@@ -55,7 +57,7 @@ def terms(model: str, strategy: Strategy, workers: int, *, hosts: int = 1, accum
     base = float(settings["lr"])
     scaled = min(batches, MOST_BATCHES)
     is_linear = name == "sgd"
-    late = strategy.updates_late(workers, hosts)
+    late = facts.late
     rate = base * (scaled if is_linear else math.sqrt(scaled)) / (1 + late)
     settings["lr"] = f"{rate:.3g}"
     factor = f"{scaled}" if is_linear else f"√{scaled}"

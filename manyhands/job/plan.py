@@ -44,7 +44,9 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     steps: int | None = None  # where both are given, whichever comes first
     batch: int | None = None  # samples per worker and step; 32 where not given, or what the strategy wants
     accumulate: int = 1  # batches per step
-    optimizer: str | None = None  # `sgd:lr=0.05,momentum=0.9`; where not given, by the rule of `fairness.py`
+    optimizer: str | None = (
+        None  # `sgd:lr=0.05,momentum=0.9`; where not given, by the rule of `learning_rate.py`
+    )
     warm_up: float | None = None  # epochs in which the rate grows from nothing; none, or by the same rule
     schedule: str = "constant"  # or `cosine`, over the whole run
     clip_norm: float | None = None
@@ -135,15 +137,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def batch(self) -> int:
         """Samples per worker and step."""
-        return self.train.batch or strategies.parse(self.strategy).batch
+        return self.train.batch or strategies.tuning(strategies.parse(self.strategy)).batch
 
     def mesh(self) -> placements.Mesh:
         """The shape that the workers form."""
         return placements.parse(self.placement).mesh(self.cluster.workers)
 
     def on_fair_terms(self, hosts: int = 1) -> tuple["Plan", str]:
-        """The plan with a batch, and with an optimizer by the rule of `fairness.py` and why that; what it names itself
-        stays as it is."""
+        """The plan with a batch, and with an optimizer by the rule of `learning_rate.py` and why that; what it names
+        itself stays as it is."""
         strategy = strategies.parse(self.strategy)
         train = msgspec.structs.replace(self.train, batch=self.batch)
         if train.optimizer is not None:

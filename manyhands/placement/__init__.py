@@ -9,6 +9,7 @@ from manyhands.placement.placement import Placement
 from manyhands.placement.sharded.sharded import Sharded
 from manyhands.placement.tensor.tensor import Tensor
 from manyhands.placement.whole import Whole
+from manyhands.servers.protocol.service import Service
 from manyhands.strategies.interface import Asked, Strategy
 
 __all__ = ["DEFAULT", "PLACEMENTS", "Mesh", "Placement", "admit", "describe", "parse"]
@@ -34,13 +35,14 @@ def admit(placement: Placement, mesh: Mesh, strategy: Strategy, asked: Asked) ->
     if mesh.members == 1:
         return
     name = describe(placement)
-    if not strategy.lockstep or strategy.open_replica:
+    traits = strategy.traits
+    if not traits.lockstep or traits.replica == "open":
         raise UsageError(
             f"the workers of {name} take every step together, and under this strategy workers step alone; "
             "choose a strategy that waits for all workers in every step"
         )
-    if strategy.rule is not None:
-        _admit_servers(name, mesh, strategy, asked.servers)
+    if traits.servers is not None:
+        _admit_servers(name, mesh, traits.servers, asked.servers)
     if asked.optimizer == "lbfgs":
         raise UsageError(
             f"lbfgs needs the whole gradient on one worker, and {name} spreads it; use another optimizer"
@@ -48,15 +50,15 @@ def admit(placement: Placement, mesh: Mesh, strategy: Strategy, asked: Asked) ->
     placement.check(asked)
 
 
-def _admit_servers(name: str, mesh: Mesh, strategy: Strategy, servers: int) -> None:
+def _admit_servers(name: str, mesh: Mesh, service: Service, servers: int) -> None:
     """Each part of a replica has servers of its own."""
     if mesh.shards > 1:
         raise UsageError(
             f"{name} spreads parameters and optimizer state over the workers, and servers would have them once more; "
             "choose a strategy without servers"
         )
-    rule = strategy.rule
-    if strategy.cached or (rule and rule.teams * rule.server_groups > 1):
+    rule = service.rule
+    if service.cached or rule.teams * rule.server_groups > 1:
         raise UsageError(
             f"{name} has servers for each of the {mesh.members} parts of a replica, which serve their workers "
             "one by one; choose a strategy without groups and caches"

@@ -5,42 +5,20 @@ A placement gives a replica another part: some of the layers, a slice of each of
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from manyhands import telemetry
-from manyhands.comm.comm import Comm
 from manyhands.replica.parameters import trained
-from manyhands.replica.portions import pool
+from manyhands.replica.share import Share
 from manyhands.replica.state.slice_of import TensorSlice
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
 # Around each pass that computes gradients: told whether they are the last of the step for their parameters.
 Passing = Callable[[bool], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """This worker's part of one step: batches with their numbers of samples, and what all workers have together."""
-
-    parts: Iterable[
-        tuple[Any, int]
-    ]  # where it is no sequence, they come one by one and nobody knows how many
-    total: Callable[
-        [], float
-    ]  # asked for after the forward pass: by then the others have said how much they have
-
-    @property
-    def samples(self) -> int:
-        return sum(samples for _, samples in self.parts)
-
-    def pooled(self, comm: Comm, samples: int) -> list[tuple[Any, int]]:
-        """What all workers have in this step, in portions of at most so many samples; the same list on all."""
-        return pool(self.parts, comm, samples)
 
 
 class Part:

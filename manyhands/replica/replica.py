@@ -33,7 +33,7 @@ from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids
 from manyhands.replica.part import Loss, Part, Share
 from manyhands.replica.server_memory import ServerMemory
-from manyhands.replica.state.kept import StrategyVectors
+from manyhands.replica.state.kept import State, StrategyState
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 
@@ -76,7 +76,7 @@ class Replica:
         self.optimizer = optimizer
         self.steps = 0
         self.needs_closure = needs_closure(optimizer)
-        self.kept = StrategyVectors()
+        self.kept = StrategyState()
         self.held: Share | None = None  # what a strategy has at hand for judging models
         self._clip_norm = clip_norm
         self._agree = agree  # makes a vector of the first replica everyone's, where all take the same step
@@ -591,9 +591,9 @@ class Replica:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-    def keep(self, name: str, start: Tensor | None = None) -> Tensor:
-        """A vector of the strategy's own, saved and restored: at first a copy of `start`, or zeros like `params`."""
-        return self.kept.get_or_make(name, self.params, start)
+    def keep(self, make: Callable[[], State]) -> State:
+        """The strategy's own state, a dataclass of vectors and numbers; `make` makes the first."""
+        return self.kept.get_or_make(make)
 
     # What is not a step
 

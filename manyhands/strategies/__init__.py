@@ -22,6 +22,8 @@ from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.sandblaster import Sandblaster
 from manyhands.strategies.single import Single
 from manyhands.strategies.tournament import Tournament
+from manyhands.strategies.traits import Traits, meets
+from manyhands.strategies.tuning import Tuning, tuning
 from manyhands.strategies.worker_groups import WorkerGroups
 
 __all__ = [
@@ -30,10 +32,14 @@ __all__ = [
     "STRATEGIES",
     "Asked",
     "Strategy",
+    "Traits",
+    "Tuning",
     "admit",
     "admit_model",
     "describe",
+    "meets",
     "parse",
+    "tuning",
 ]
 
 STRATEGIES: dict[str, type[Strategy]] = {
@@ -80,31 +86,34 @@ def admit(strategy: Strategy, asked: Asked) -> None:
     name = describe(strategy)
     if asked.servers < 0:
         raise UsageError(f"servers={asked.servers}: it must be 0 or more")
-    if strategy.rule is not None and not asked.servers:
+    if strategy.traits.servers is not None and not asked.servers:
         raise UsageError(f"{name} needs --servers 1 or more")
-    if strategy.rule is None and asked.servers:
+    if strategy.traits.servers is None and asked.servers:
         raise UsageError(
             f"{name} uses no servers, and {asked.servers} were asked for; leave --servers out, or choose a strategy "
             "with servers"
         )
-    if strategy.only_optimizer and asked.optimizer not in (None, strategy.only_optimizer):
+    only = tuning(strategy).only_optimizer
+    if only and asked.optimizer not in (None, only):
         raise UsageError(
-            f"{name} trains with the optimizer {strategy.only_optimizer} alone, not with {asked.optimizer}; use "
-            f"{strategy.only_optimizer}, or another strategy"
+            f"{name} trains with the optimizer {only} alone, not with {asked.optimizer}; use {only}, or another "
+            "strategy"
         )
     strategy.check(asked)
 
 
 def admit_copies(strategy: Strategy, *, have_hosts: bool) -> None:
     """Refuse copies where they would be of no use: other hosts that may come and go are all that they are for."""
-    if strategy.copies and not have_hosts:
+    service = strategy.traits.servers
+    if service and service.copies and not have_hosts:
         raise UsageError(
-            f"copies={strategy.copies} is for `launch --hosts`: on one host, what a dead server had is in the host's "
+            f"copies={service.copies} is for `launch --hosts`: on one host, what a dead server had is in the host's "
             "memory anyway, and under torchrun, MPI and Slurm a run ends with its first death; leave copies out"
         )
 
 
 def admit_model(strategy: Strategy, parameters: Sequence[str]) -> None:
     """Refuse a model, by the names of its parameters, that lacks a layer which the settings name."""
-    for layer in strategy.layers:
+    service = strategy.traits.servers
+    for layer, _ in service.every if service else ():
         layers.check(layer, parameters)

@@ -5,15 +5,11 @@ on its b_i samples, the step uses  g = Σ b_i g_i / Σ b_i,  the gradient of one
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.comm.collectives import TOPOLOGIES
-from manyhands.errors import UnknownName
-from manyhands.strategies.interface import Strategy
-
-if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica, Share
+from manyhands.strategies.extras import LineSearch, Numbers
+from manyhands.strategies.interface import Share, Steps, Strategy, Traits
+from manyhands.strategies.refusals import one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,28 +17,28 @@ class AllReduce(Strategy):
     """The mean of all gradients in every step (PyTorch DDP, Li et al. 2020; Horovod, Sergeev & Del Balso 2018)."""
 
     topology: str = "native"  # the fastest for the machine at hand, or a schedule: ring, tree, ...
-    synchronous: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.topology not in ("native", *TOPOLOGIES):
-            raise UnknownName("topology", self.topology, ["native", *TOPOLOGIES])
+        one_of(["native", *TOPOLOGIES], "topology", self.topology)
 
     @property
-    def shares_replica(self) -> bool:
-        """A named topology is between workers, so each has a replica of its own."""
-        return self.topology == "native"
+    def traits(self) -> Traits:
+        """A named topology is between workers, so each has its own replica."""
+        is_native = self.topology == "native"
+        return Traits(
+            steps=Steps.SYNCHRONOUS, replica="shared" if is_native else "own", topology=self.topology
+        )
 
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+    def step(self, replica: LineSearch, comm: Numbers, share: Share) -> float:
         if replica.needs_closure:
             return replica.minimize(lambda: self._gradients(replica, comm, share))
         sums = comm.sums(replica)
         loss = replica.backward(share, on_ready=sums.start)
-        replica.used = comm.any_(replica.used)
         for span in sums:
             replica.apply(span)
         return loss
 
-    def _gradients(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+    def _gradients(self, replica: LineSearch, comm: Numbers, share: Share) -> float:
         """The global gradient, and the global loss: a line search must decide alike everywhere."""
         loss = replica.backward(share)
         replica.used = comm.any_(replica.used)

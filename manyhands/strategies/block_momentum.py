@@ -11,14 +11,22 @@ The momentum of the workers' own SGD begins anew with every block, as in CNTK: b
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.periodic import Periodic
+from manyhands.strategies.extras import WithMomentum
+from manyhands.strategies.interface import CommView, Periodic
 from manyhands.strategies.refusals import within
 
 if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica
+    from torch import Tensor
 
 MOMENTUM = "momentum_buffer"  # as torch.optim.SGD calls it
+
+
+@dataclass
+class BlockStart:
+    """What every worker keeps: w and Δ."""
+
+    block_start: "Tensor"
+    block_delta: "Tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +42,16 @@ class BlockMomentum(Periodic):
         within(0, 10, lr=self.lr)
         within(0, 1, momentum=self.momentum)
 
-    def begin(self, replica: "Replica") -> None:
-        replica.keep("block start", replica.params)
+    def begin(self, replica: WithMomentum) -> BlockStart:
+        params = replica.params
+        return replica.keep(
+            lambda: BlockStart(block_start=params.clone(), block_delta=params.new_zeros(len(params)))
+        )
 
-    def meet(self, replica: "Replica", comm: "Comm") -> None:
+    def meet(self, replica: WithMomentum, comm: CommView) -> None:
         momentum = 1 - 1 / comm.size if self.momentum is None else self.momentum
-        start, delta, params = replica.keep("block start"), replica.keep("block delta"), replica.params
+        block, params = self.begin(replica), replica.params
+        start, delta = block.block_start, block.block_delta
         comm.mean_(params)
         step = params.sub_(start).mul_(self.lr)
         delta.mul_(momentum).add_(step)

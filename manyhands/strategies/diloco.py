@@ -10,12 +10,19 @@ The inner optimizer is the user's (AdamW in the paper) and its state stays with 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.periodic import Periodic
+from manyhands.strategies.interface import CommView, Periodic, ReplicaView
 from manyhands.strategies.refusals import within
 
 if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica
+    from torch import Tensor
+
+
+@dataclass
+class Outer:
+    """What every worker keeps."""
+
+    theta: "Tensor"
+    velocity: "Tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +38,14 @@ class DiLoCo(Periodic):
         within(0, 10, lr=self.lr)
         within(0, 1, momentum=self.momentum)
 
-    def begin(self, replica: "Replica") -> None:
-        replica.keep("theta", replica.params)
+    def begin(self, replica: ReplicaView) -> Outer:
+        params = replica.params
+        return replica.keep(lambda: Outer(theta=params.clone(), velocity=params.new_zeros(len(params))))
 
-    def meet(self, replica: "Replica", comm: "Comm") -> None:
-        theta, velocity, params = replica.keep("theta"), replica.keep("velocity"), replica.params
+    def meet(self, replica: ReplicaView, comm: CommView) -> None:
+        outer, params = self.begin(replica), replica.params
         comm.mean_(params)
-        delta = params.neg_().add_(theta)
-        velocity.mul_(self.momentum).add_(delta)
-        theta.sub_(delta.add_(velocity, alpha=self.momentum), alpha=self.lr)
-        params.copy_(theta)
+        delta = params.neg_().add_(outer.theta)
+        outer.velocity.mul_(self.momentum).add_(delta)
+        outer.theta.sub_(delta.add_(outer.velocity, alpha=self.momentum), alpha=self.lr)
+        params.copy_(outer.theta)

@@ -12,18 +12,21 @@ makes late gradients overshoot, and this takes most of it back. A pause waits fo
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.extras import BackgroundComm
+from manyhands.strategies.interface import Asked, ReplicaView, Share, Steps, Strategy, Traits
 from manyhands.strategies.refusals import one_gradient_per_step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica, Share
 
-OWN = "own"  # this worker's gradients of the last step, and a flag for each parameter
-SAMPLES = "samples"  # in that step: this worker's, and those of all
-LAST = "last"  # the parameters before the last step
+@dataclass
+class InFlight:
+    """What a worker keeps of the last step; nothing where no sum is in flight."""
+
+    own: "Tensor | None" = None  # its gradients, and a flag for each parameter that has one
+    samples: tuple[float, float] = (0.0, 0.0)  # its own, and those of all workers
+    last: "Tensor | None" = None  # the parameters before that step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,62 +34,47 @@ class DoubleBuffer(Strategy):
     """Gradients one step late, summed while the next step computes (ChainerMN, Akiba et al. 2017)."""
 
     predict: bool = True
-    pooled: ClassVar[bool] = True
-    late: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(steps=Steps.POOLED, late=True)
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
-    def updates_late(self, workers: int, hosts: int = 1) -> int:
-        return 1
-
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
-        loss = self._predicted(replica, share) if self.predict else replica.backward(share)
+    def step(self, replica: ReplicaView, comm: BackgroundComm, share: Share) -> float:
+        state, params = replica.keep(InFlight), replica.params
+        if self.predict:  # gradients at x_{t−1} + 2 (x_t − x_{t−1}); the parameters themselves stay
+            last = params.clone() if state.last is None else state.last
+            ahead = last.lerp(params, 2.0)
+            state.last = last.copy_(params)
+            params.copy_(ahead)
+        loss = replica.backward(share)
+        if state.last is not None:
+            params.copy_(state.last)
         late = comm.finish_sum()
-        self._start(replica, comm, share)
+        own = params.new_zeros(len(params) + len(replica.used)) if state.own is None else state.own
+        own[: len(params)].copy_(replica.grads)
+        own[len(params) :].copy_(replica.used)
+        state.own, state.samples = own, (share.samples, share.total())
+        comm.start_sum(own.clone())
         self._apply(replica, late)
         return loss
 
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
+    def agree(self, replica: ReplicaView, comm: BackgroundComm) -> None:
         self._apply(replica, comm.finish_sum())
-        # Nothing is late any more: the next step begins as the first one did.
-        for name in (OWN, SAMPLES, LAST):
-            replica.kept.pop(name, None)
+        state = replica.keep(InFlight)  # the next step begins as the first one did
+        state.own, state.samples, state.last = None, (0.0, 0.0), None
 
-    def regroup(self, replica: "Replica", comm: "Comm", *, is_new: bool) -> None:
-        """Those who are left sum again what each of them has: the mean over their samples. What the others had used in
-        that step counts as not used."""
-        if OWN in replica.kept:
-            mine, everyone = replica.kept[SAMPLES].tolist()
-            mine = 0.0 if is_new else mine
+    def regroup(self, replica: ReplicaView, comm: BackgroundComm, *, is_new: bool) -> None:
+        """The workers that are left sum again; what the others had used in that step counts as not used."""
+        state = replica.keep(InFlight)
+        if state.own is not None:
+            mine, everyone = (0.0, 0.0) if is_new else state.samples
             left = comm.sum_of(mine)
-            replica.kept[OWN] = replica.kept[OWN] * (everyone / left if mine else 0.0)
-            replica.kept[SAMPLES] = replica.kept[SAMPLES].new_tensor([mine, left])
-            comm.start_sum(replica.kept[OWN].clone())
+            state.own = state.own * (everyone / left if mine else 0.0)
+            state.samples = (mine, left)
+            comm.start_sum(state.own.clone())
 
-    def _predicted(self, replica: "Replica", share: "Share") -> float:
-        """Gradients where the parameters will be; the parameters themselves stay where they are."""
-        last = replica.keep(LAST, replica.params)
-        ahead = last.lerp(replica.params, 2.0)  # x_{t−1} + 2 (x_t − x_{t−1})
-        last.copy_(replica.params)
-        replica.params.copy_(ahead)
-        loss = replica.backward(share)
-        replica.params.copy_(last)
-        return loss
-
-    def _start(self, replica: "Replica", comm: "Comm", share: "Share") -> None:
-        """Begin the sum of this step's gradients; which parameters got one travels with them."""
-        length = len(replica.params)
-        own = replica.keep(OWN, replica.params.new_zeros(length + len(replica.used)))
-        own[:length].copy_(replica.grads)
-        own[length:].copy_(replica.used)
-        samples = replica.keep(SAMPLES, own.new_zeros(2).double())
-        samples[0], samples[1] = share.samples, share.total()
-        comm.start_sum(own.clone())
-
-    def _apply(self, replica: "Replica", late: "Tensor | None") -> None:
+    def _apply(self, replica: ReplicaView, late: "Tensor | None") -> None:
         if late is not None:
-            length = len(replica.params)
-            replica.grads.copy_(late[:length])
-            replica.used = late[length:]
+            replica.grads.copy_(late[: len(replica.params)])
+            replica.used = late[len(replica.params) :]
             replica.apply()

@@ -11,31 +11,32 @@ shrink where much has been pushed already and so bear staleness well. A worker f
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from manyhands.servers.protocol.consistency import Consistency
-from manyhands.strategies.interface import Asked, Strategy
+from manyhands.servers.protocol.service import Service
+from manyhands.strategies.extras import Descending, DirectServers
+from manyhands.strategies.interface import Asked, Served, Share, Steps, Traits
 from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.comm.comm import Comm, ServedDirectly
-    from manyhands.replica.replica import Replica, Share
 
-ACCRUED = "accrued"
+@dataclass
+class Unpushed:
+    """What a worker keeps between two pushes: a, and for each parameter how many gradients are in it."""
+
+    accrued: "Tensor | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downpour(Strategy):
+class Downpour(Served):
     """Fetch parameters every `fetch` steps, push gradients every `push`, wait for nobody (Dean et al. 2012)."""
 
     fetch: int = 1
     push: int = 1
-
-    lockstep: ClassVar[bool] = False
-    rule: ClassVar[Consistency] = Consistency(fetches=True)
-    optimizer: ClassVar[str] = "adagrad:lr=0.02"
+    traits: ClassVar[Traits] = Traits(steps=Steps.ALONE, servers=Service(rule=Consistency(fetches=True)))
 
     def __post_init__(self) -> None:
         at_least_one(fetch=self.fetch, push=self.push)
@@ -43,61 +44,32 @@ class Downpour(Strategy):
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
-    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
-        return self.push
-
-    def updates_late(self, workers: int, hosts: int = 1) -> int:
-        """A gradient's parameters are (fetch − 1) / 2 steps old, and it waits (push − 1) / 2 steps for its push; each
-        of the others makes an update in every `push` steps."""
-        return -(-(workers - 1) * (self.fetch + self.push) // (2 * self.push))
-
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
-        servers = comm.servers
-        assert servers is not None
+    def step(self, replica: Descending, servers: DirectServers, share: Share) -> float:
         if replica.steps % self.fetch == 0:
             servers.settle()
             servers.pull(whole=self.fetch > 1)  # between fetches this worker changes its copy
+        loss = replica.backward(servers.held(share), on_ready=servers.push if self.push == 1 else None)
         if self.push == 1:
-            loss = replica.backward(servers.held(share), on_ready=servers.push)
             servers.finish()
-        else:
-            loss = replica.backward(servers.held(share))
         if self.fetch > 1:
             replica.descend()
         if self.push > 1:
-            accrued = self._accrued(replica)
-            if replica.steps % self.push == 0:
-                self._push(replica, comm, accrued)
-            else:
-                replica.kept[ACCRUED] = accrued
+            self._accrue(replica, servers)
         return loss
 
-    def _accrued(self, replica: "Replica") -> "Tensor":
-        """The sum of gradients, and of flags: which parameters got one. What is kept is left alone: should the push
-        fail, the step is made again."""
-        length = len(replica.params)
-        before = replica.kept.get(ACCRUED)
+    def _accrue(self, replica: Descending, servers: DirectServers) -> None:
+        state, length = replica.keep(Unpushed), len(replica.params)
+        # What is kept is left alone: should the push fail, this worker makes the step again.
+        before = state.accrued
         accrued = replica.params.new_zeros(length + len(replica.used)) if before is None else before.clone()
         accrued[:length].add_(replica.grads)
         accrued[length:].add_(replica.used)
-        return accrued
+        if replica.steps % self.push == 0:
+            servers.give(accrued[:length], accrued[length:])
+        state.accrued = None if replica.steps % self.push == 0 else accrued
 
-    def _push(self, replica: "Replica", comm: "Comm", accrued: "Tensor") -> None:
-        length = len(replica.params)
-        cast("ServedDirectly", comm.servers).give(accrued[:length], accrued[length:])
-        replica.kept.pop(ACCRUED, None)
-
-    def holds_back(self, replica: "Replica", comm: "Comm") -> bool:
-        return ACCRUED in replica.kept
-
-    def leave(self, replica: "Replica", comm: "Comm") -> None:
-        assert comm.servers is not None
-        if ACCRUED in replica.kept:
-            self._push(replica, comm, replica.kept[ACCRUED])  # a pause leaves nothing behind
-        comm.servers.leave(lambda share: None)  # no neighbour needs this worker
-
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
-        assert comm.servers is not None
-        comm.servers.settle()
-        comm.sum_of(0.0)  # everyone's gradients are applied
-        comm.servers.pull()
+    def leave(self, replica: Descending, servers: DirectServers) -> None:
+        state, length = replica.keep(Unpushed), len(replica.params)
+        if state.accrued is not None:
+            servers.give(state.accrued[:length], state.accrued[length:])
+            state.accrued = None

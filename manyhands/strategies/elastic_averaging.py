@@ -11,12 +11,18 @@ The paper keeps the centre on a server. Here every worker keeps it, and all add 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.strategies.periodic import Periodic
+from manyhands.strategies.interface import CommView, Periodic, ReplicaView
 from manyhands.strategies.refusals import within
 
 if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica
+    from torch import Tensor
+
+
+@dataclass
+class Spring:
+    """What every worker keeps, the same everywhere."""
+
+    centre: "Tensor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +36,18 @@ class ElasticAveraging(Periodic):
         super().__post_init__()
         within(0, 1, alpha=self.alpha)
 
-    def begin(self, replica: "Replica") -> None:
-        replica.keep("centre", replica.params)
+    def begin(self, replica: ReplicaView) -> Spring:
+        return replica.keep(lambda: Spring(centre=replica.params.clone()))
 
-    def meet(self, replica: "Replica", comm: "Comm") -> None:
+    def meet(self, replica: ReplicaView, comm: CommView) -> None:
         alpha = 0.9 / comm.size if self.alpha is None else self.alpha
-        centre = replica.keep("centre")
+        centre = self.begin(replica).centre
         pull = (replica.params - centre).mul_(alpha)
         replica.params.sub_(pull)
         comm.sum_(pull)
         centre.add_(pull)
 
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
-        """The centre is what is judged, saved and gone on from."""
+    def agree(self, replica: ReplicaView, comm: CommView) -> None:
+        """The centre is what is evaluated, saved and gone on from."""
         super().agree(replica, comm)
-        replica.params.copy_(replica.keep("centre"))
+        replica.params.copy_(self.begin(replica).centre)

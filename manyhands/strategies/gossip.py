@@ -11,15 +11,10 @@ one peer only, however many workers there are. The paper's workers send without 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.interface import Asked, CommView, ReplicaView, Share, Strategy
 from manyhands.strategies.partners import pairs, partner
 from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
-
-if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +26,17 @@ class Gossip(Strategy):
     def __post_init__(self) -> None:
         at_least_one(every=self.every)
 
+    @property
+    def period(self) -> int:
+        return self.every
+
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
-
-    def meets(self, steps: int) -> bool:
-        return (steps + 1) % self.every == 0
 
     def who_meets(self, steps: int, hosts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         return pairs(sum(map(len, hosts)), (steps + 1) // self.every)
 
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+    def step(self, replica: ReplicaView, comm: CommView, share: Share) -> float:
         loss = replica.backward(share)
         replica.apply()
         if replica.steps % self.every == 0:
@@ -48,5 +44,5 @@ class Gossip(Strategy):
             replica.params.add_(comm.swap(peer, replica.params)).mul_(0.5)
         return loss
 
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
+    def agree(self, replica: ReplicaView, comm: CommView) -> None:
         comm.mean_(replica.params)

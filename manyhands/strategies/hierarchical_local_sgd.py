@@ -11,16 +11,12 @@ alone in its group trains by itself until all meet.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from manyhands.comm.grouping import grouped
 from manyhands.errors import UsageError
-from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.extras import Grouped
+from manyhands.strategies.interface import Asked, ReplicaView, Share, Strategy
 from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
-
-if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica, Share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +28,12 @@ class HierarchicalLocalSGD(Strategy):
     groups: int | None = None  # as even as possible, each inside a host; one per host where not given
 
     def __post_init__(self) -> None:
-        at_least_one(local_period=self.local_period, global_period=self.global_period)
+        at_least_one(local_period=self.local_period, global_period=self.global_period, groups=self.groups)
         if self.global_period % self.local_period:
             raise UsageError(
                 f"global_period={self.global_period} is not a multiple of local_period={self.local_period}; "
                 "all workers meet where the groups meet"
             )
-        if self.groups is not None:
-            at_least_one(groups=self.groups)
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
@@ -50,8 +44,9 @@ class HierarchicalLocalSGD(Strategy):
                 f"use --workers {self.groups}, or fewer groups="
             )
 
-    def meets(self, steps: int) -> bool:
-        return (steps + 1) % self.local_period == 0
+    @property
+    def period(self) -> int:
+        return self.local_period
 
     def who_meets(self, steps: int, hosts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]] | None:
         if (steps + 1) % self.global_period == 0:
@@ -59,7 +54,7 @@ class HierarchicalLocalSGD(Strategy):
         everyone = sum(map(len, hosts))
         return [group for host in hosts for group in grouped(host, everyone, self.groups)]
 
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+    def step(self, replica: ReplicaView, comm: Grouped, share: Share) -> float:
         loss = replica.backward(share)
         replica.apply()
         if replica.steps % self.global_period == 0:
@@ -68,6 +63,6 @@ class HierarchicalLocalSGD(Strategy):
             comm.near(self.groups).mean_(replica.params)
         return loss
 
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
+    def agree(self, replica: ReplicaView, comm: Grouped) -> None:
         if replica.steps % self.global_period:
             comm.mean_(replica.params)

@@ -14,14 +14,21 @@ round apart, and a pause completes the round that some have begun.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.extras import BackgroundComm, HostReplica
+from manyhands.strategies.interface import Asked, Share, Steps, Strategy, Traits
 from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica, Share
+
+@dataclass
+class Rounds:
+    """What a host's first worker keeps until the next pause."""
+
+    rounds: int = 0  # that this host has begun
+    copy: "Tensor | None" = None  # of the round in flight
+    mean: "Tensor | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +36,15 @@ class Hogwild(Strategy):
     """A host's workers update one replica without waiting; hosts average (Niu et al. 2011; PyTorch; H2O)."""
 
     average_every: int | None = None  # steps of a host's first worker; at pauses only where not given
-
-    shares_replica: ClassVar[bool] = True
-    lockstep: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(steps=Steps.ALONE, replica="shared")
 
     def __post_init__(self) -> None:
-        if self.average_every is not None:
-            at_least_one(average_every=self.average_every)
+        at_least_one(average_every=self.average_every)
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
-    def updates_late(self, workers: int, hosts: int = 1) -> int:
-        return -(-workers // hosts) - 1  # every host has a replica of its own
-
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+    def step(self, replica: HostReplica, comm: BackgroundComm, share: Share) -> float:
         loss = replica.backward(share)
         replica.apply()
         if self.average_every and comm.size > 1 and replica.leads and comm.sum_is_done():
@@ -52,28 +53,25 @@ class Hogwild(Strategy):
                 self._begin_round(replica, comm)
         return loss
 
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
-        if not replica.leads:
-            return
-        rounds = float(self._rounds(replica))
-        if comm.most_of(rounds) > rounds:
-            self._begin_round(replica, comm)
-        self._finish_round(replica, comm)
-        comm.mean_(replica.params)
-        replica.kept.clear()  # a pause leaves nothing under way
+    def agree(self, replica: HostReplica, comm: BackgroundComm) -> None:
+        if replica.leads:
+            state = replica.keep(Rounds)
+            if comm.most_of(state.rounds) > state.rounds:
+                self._begin_round(replica, comm)
+            self._finish_round(replica, comm)
+            comm.mean_(replica.params)
+            state.rounds = 0
 
-    def _begin_round(self, replica: "Replica", comm: "Comm") -> None:
+    def _begin_round(self, replica: HostReplica, comm: BackgroundComm) -> None:
         self._finish_round(replica, comm)
-        copy = replica.keep("copy", replica.params)
-        comm.start_sum(replica.keep("mean", copy))
-        self._rounds(replica).add_(1)
+        state = replica.keep(Rounds)
+        state.copy, state.mean = replica.params.clone(), replica.params.clone()
+        comm.start_sum(state.mean)
+        state.rounds += 1
 
-    def _finish_round(self, replica: "Replica", comm: "Comm") -> None:
+    def _finish_round(self, replica: HostReplica, comm: BackgroundComm) -> None:
         comm.finish_sum()
-        if "mean" in replica.kept:
-            mean = replica.kept.pop("mean").div_(comm.size)
-            replica.params.add_(mean.sub_(replica.kept.pop("copy")))
-
-    def _rounds(self, replica: "Replica") -> "Tensor":
-        """How many this host has begun since the last pause."""
-        return replica.keep("rounds", replica.params.new_zeros(1).double())
+        state = replica.keep(Rounds)
+        if state.copy is not None and state.mean is not None:
+            replica.params.add_(state.mean.div_(comm.size).sub_(state.copy))
+            state.copy = state.mean = None

@@ -5,12 +5,12 @@ for anything.
 """
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from manyhands.errors import UnknownName, UsageError
+from manyhands.servers.protocol.service import is_in
 
 
-def numbers(setting: str, entries: Sequence[str]) -> list[tuple[str, int]]:
+def numbers(setting: str, entries: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """The layers and their numbers, in the order given."""
     found = []
     for entry in entries:
@@ -21,17 +21,12 @@ def numbers(setting: str, entries: Sequence[str]) -> list[tuple[str, int]]:
                 f"{setting}=features=2-classifier=4"
             )
         found.append((layer, int(number)))
-    return found
-
-
-def fits(layer: str, parameter: str) -> bool:
-    """Whether a parameter is, or is in, the layer of this name."""
-    return fnmatchcase(parameter, layer) or fnmatchcase(parameter, f"{layer}.*")
+    return tuple(found)
 
 
 def check(layer: str, parameters: Sequence[str]) -> None:
     """Refuse a layer that a model with these parameters does not have; the message says what is where it was sought."""
-    if any(fits(layer, parameter) for parameter in parameters):
+    if any(is_in(layer, parameter) for parameter in parameters):
         return
     *parents, _ = layer.split(".")
     while parents and not any(parameter.startswith(".".join([*parents, ""])) for parameter in parameters):

@@ -9,23 +9,21 @@ gradient of worker i on its b_i samples, and U the user's optimizer, which runs 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from manyhands.errors import UnknownName, UsageError
-from manyhands.servers.protocol.consistency import ASYNC, SYNC, Consistency, stale
+from manyhands.errors import UsageError
+from manyhands.servers.protocol.consistency import ASYNC, SYNC, stale
+from manyhands.servers.protocol.service import Service
 from manyhands.strategies import layers
-from manyhands.strategies.interface import Asked, Strategy
-
-if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica, Share
+from manyhands.strategies.interface import Asked, ReplicaView, Served, ServersView, Share, Steps, Traits
+from manyhands.strategies.refusals import one_gradient_per_push, one_of
 
 CONSISTENCIES = ("sync", "async", "stale")
 DEFAULT_BOUND = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterServer(Strategy):
+class ParameterServer(Served):
     """Servers apply what workers push: sync, async or stale (Li et al. 2014; Dean et al. 2012; Ho et al. 2013)."""
 
     consistency: str = "sync"
@@ -36,8 +34,7 @@ class ParameterServer(Strategy):
     POSITIONAL: ClassVar[str] = "consistency"  # `parameter-server:async` will do
 
     def __post_init__(self) -> None:
-        if self.consistency not in CONSISTENCIES:
-            raise UnknownName("consistency", self.consistency, CONSISTENCIES)
+        one_of(CONSISTENCIES, "consistency", self.consistency)
         if self.bound is not None and self.consistency != "stale":
             raise UsageError(
                 f"bound={self.bound} is for consistency stale, not {self.consistency}; leave it out"
@@ -49,80 +46,23 @@ class ParameterServer(Strategy):
         layers.numbers("every", self.every)
 
     @property
-    def layers(self) -> tuple[str, ...]:
-        return tuple(layer for layer, _ in layers.numbers("every", self.every))
-
-    def every_of(self, parameter: str) -> int:
-        given = layers.numbers("every", self.every)
-        return next((steps for layer, steps in given if layers.fits(layer, parameter)), 1)
-
-    @property
-    def synchronous(self) -> bool:
-        return self.rule.gathers and not self.every
-
-    @property
-    def pooled(self) -> bool:
-        return self.rule.gathers
-
-    @property
-    def rule(self) -> Consistency:
-        if self.consistency == "stale":
-            return stale(DEFAULT_BOUND if self.bound is None else self.bound)
-        return SYNC if self.consistency == "sync" else ASYNC
-
-    @property
-    def serves_hosts(self) -> bool:
-        return not self.cache and not self.every
-
-    @property
-    def lockstep(self) -> bool:
-        return self.rule.gathers
-
-    @property
-    def cached(self) -> bool:
-        return self.cache
+    def traits(self) -> Traits:
+        bound = DEFAULT_BOUND if self.bound is None else self.bound
+        service = Service(
+            rule={"sync": SYNC, "async": ASYNC, "stale": stale(bound)}[self.consistency],
+            every=layers.numbers("every", self.every),
+            cached=self.cache,
+            copies=self.copies,
+            elastic=not self.cache and not self.every,
+        )
+        together = Steps.POOLED if self.every else Steps.SYNCHRONOUS
+        return Traits(steps=together if service.rule.gathers else Steps.ALONE, servers=service)
 
     def check(self, asked: Asked) -> None:
-        if asked.optimizer == "lbfgs":
-            raise UsageError(
-                "servers cannot run L-BFGS, which evaluates the loss several times in a step; use an optimizer "
-                "that takes one gradient per step"
-            )
+        one_gradient_per_push(asked)
 
-    def batches_per_update(self, workers: int, hosts: int = 1) -> int:
-        return workers if self.rule.gathers else workers // self._speakers(workers, hosts)
-
-    def updates_late(self, workers: int, hosts: int = 1) -> int:
-        return 0 if self.rule.gathers else self._speakers(workers, hosts) - 1
-
-    def _speakers(self, workers: int, hosts: int) -> int:
-        """How many push gradients."""
-        return hosts if self.cache else workers
-
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
-        servers = comm.servers
-        assert servers is not None
+    def step(self, replica: ReplicaView, servers: ServersView, share: Share) -> float:
         servers.wait()
         loss = replica.backward(servers.held(share), on_ready=servers.push)
         servers.finish()
         return loss
-
-    def holds_back(self, replica: "Replica", comm: "Comm") -> bool:
-        assert comm.servers is not None
-        return comm.servers.keeps_back
-
-    def leave(self, replica: "Replica", comm: "Comm") -> None:
-        assert comm.servers is not None
-
-        def take_part(share: "Share") -> None:
-            self.step(replica, comm, share)
-            replica.settle()
-
-        comm.servers.leave(take_part)
-
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
-        assert comm.servers is not None
-        comm.servers.flush()
-        comm.servers.settle()
-        comm.sum_of(0.0)  # everyone's gradients are applied
-        comm.servers.pull()

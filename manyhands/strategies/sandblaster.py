@@ -13,74 +13,57 @@ servers. They keep the parameters from before the step: if a worker dies in it, 
 and L-BFGS without a history.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import ClassVar
 
-from manyhands.servers.protocol.consistency import SYNC, Consistency
-from manyhands.strategies.interface import Strategy
+from manyhands.servers.protocol.consistency import SYNC
+from manyhands.servers.protocol.service import Service
+from manyhands.strategies.extras import Coordinated, Portion, Portions
+from manyhands.strategies.interface import ReplicaView, Served, Share, Steps, Traits
 from manyhands.strategies.refusals import at_least_one
-
-if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm, ServedDirectly
-    from manyhands.replica.replica import Replica, Share
 
 AGAIN, ENOUGH = 1.0, 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sandblaster(Strategy):
+class Sandblaster(Served):
     """L-BFGS over a large batch; fast workers take more portions of it (Dean et al. 2012)."""
 
     portion: int = 32  # samples
-
-    synchronous: ClassVar[bool] = True
-    rule: ClassVar[Consistency] = SYNC
-    repeatable: ClassVar[bool] = (
-        False  # who computes which portion, and so the order of additions, is up to the clock
-    )
-    only_optimizer: ClassVar[str] = "lbfgs"
-    batch: ClassVar[int] = 512  # steps learn the curvature from each other: their gradients must be alike
-    optimizer: ClassVar[str] = "lbfgs:max_iter=20,history_size=10,line_search_fn=strong_wolfe"
+    # The clock decides which worker computes which portion, and so the order of additions.
+    traits: ClassVar[Traits] = Traits(steps=Steps.SYNCHRONOUS, by_clock=True, servers=Service(rule=SYNC))
 
     def __post_init__(self) -> None:
         at_least_one(portion=self.portion)
 
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
-        servers = cast("ServedDirectly", comm.servers)
-        assert servers is not None
-        share.total()  # everyone has said what it brings
-        portions = share.pooled(comm, self.portion)
-        losses: list[float] = []
+    def step(self, replica: ReplicaView, servers: Coordinated, share: Share) -> float:
+        portions, losses = servers.portions(share, self.portion), list[float]()
 
         def evaluate() -> float:
-            losses.append(self._evaluate(replica, comm, share, portions))
+            losses.append(self._loss(replica, servers, share, portions))
             return losses[-1]
 
         def coordinate() -> float:
             servers.offer(len(portions))
-            comm.sum_of(AGAIN)
+            servers.comm.sum_of(AGAIN)
             return evaluate()
 
-        if comm.rank == 0:
+        if servers.comm.rank == 0:
             if portions:
                 servers.minimize(coordinate)
             servers.offer(0)  # all that was asked of the servers is done
-            comm.sum_of(ENOUGH)
+            servers.comm.sum_of(ENOUGH)
         else:
-            while comm.sum_of(0.0) == AGAIN:
+            while servers.comm.sum_of(0.0) == AGAIN:
                 evaluate()
         return losses[0] if losses else float("nan")
 
-    def _evaluate(
-        self, replica: "Replica", comm: "Comm", share: "Share", portions: Sequence[tuple[Any, int]]
-    ) -> float:
+    def _loss(self, replica: ReplicaView, servers: Coordinated, share: Share, portions: Portions) -> float:
         """The loss over all portions, of which this worker computes as many as it comes to."""
-        servers = cast("ServedDirectly", comm.servers)
-        assert servers is not None
         taken = 0
 
-        def mine() -> Iterator[tuple[Any, int]]:
+        def mine() -> Iterator[Portion]:
             nonlocal taken
             while (index := servers.take()) is not None:
                 taken += portions[index][1]
@@ -90,8 +73,7 @@ class Sandblaster(Strategy):
         loss = replica.backward(replace(share, parts=mine()))
         if taken:
             servers.add()
-        return comm.sum_of(loss * taken / share.total() if taken else 0.0)
+        return servers.comm.sum_of(loss * taken / share.total() if taken else 0.0)
 
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
-        assert comm.servers is not None
-        comm.servers.pull()
+    def agree(self, replica: ReplicaView, servers: Coordinated) -> None:
+        servers.pull()

@@ -1,22 +1,18 @@
 """One worker, nobody to agree with: plain training, the baseline of every comparison."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from manyhands.errors import UsageError
-from manyhands.strategies.interface import Asked, Strategy
-
-if TYPE_CHECKING:
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica, Share
+from manyhands.strategies.extras import LineSearch
+from manyhands.strategies.interface import Asked, CommView, Share, Steps, Strategy, Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Single(Strategy):
     """One worker, plain SGD and its relatives (Robbins & Monro 1951)."""
 
-    synchronous: ClassVar[bool] = True
-    shares_replica: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(steps=Steps.SYNCHRONOUS, replica="shared")
 
     def check(self, asked: Asked) -> None:
         if asked.workers != 1:
@@ -24,7 +20,7 @@ class Single(Strategy):
                 f"strategy single runs on 1 worker, not {asked.workers}; use --workers 1 or --strategy all-reduce"
             )
 
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
+    def step(self, replica: LineSearch, comm: CommView, share: Share) -> float:
         if replica.needs_closure:
             return replica.minimize(lambda: replica.backward(share))
         loss = replica.backward(share)

@@ -10,30 +10,19 @@ The winner's settings go on with its parameters. Every trainer keeps its own opt
 model do not do the same; only one whose model has become useless begins afresh. In the paper each side decides for
 itself; here both decide alike.
 
-At a pause all trainers judge all models, and the best in sum is what is evaluated, saved and left at the end. The
-population outlives the pause: each trainer keeps its own model aside and goes on with it in its next step.
+At a pause all trainers judge all models, and the best in sum is evaluated, saved and left at the end. The population
+outlives the pause: each trainer keeps its own model aside and goes on with it in its next step (`population.py`).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from manyhands.errors import UsageError
-from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.extras import Candidate, Numbers
+from manyhands.strategies.interface import Asked, Share, Strategy, Traits
 from manyhands.strategies.partners import pairs, partner
-from manyhands.strategies.refusals import at_least_one, one_gradient_per_step
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from manyhands.comm.comm import Comm
-    from manyhands.replica.replica import Replica, Share
-
-
-OWN = "own"  # at a pause: the parameters of this trainer's own model
-STATISTICS = "statistics"  # its running statistics
-PLACE = "place"  # and whose it is: the trainer's rank, and how many there are
+from manyhands.strategies.population import Trainer, judged_by_both
+from manyhands.strategies.refusals import at_least, at_least_one, one_gradient_per_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,111 +31,50 @@ class Tournament(Strategy):
 
     every: int = 8
     spread: float = 2.0  # the trainers' learning rates reach from 1/spread to spread times the optimizer's
-
-    same_settings: ClassVar[bool] = False
-    late: ClassVar[bool] = (
-        True  # trainers meet before they train: nobody has judged what the step itself makes
-    )
+    # Trainers meet before they train: no other one has judged what the step itself makes.
+    traits: ClassVar[Traits] = Traits(late=True, same_settings=False)
 
     def __post_init__(self) -> None:
         at_least_one(every=self.every)
-        if not self.spread >= 1:
-            raise UsageError(
-                f"spread={self.spread:g}: it must be at least 1, which gives all trainers the same rate"
-            )
+        at_least(1, "which gives all trainers the same rate", spread=self.spread)
+
+    @property
+    def period(self) -> int:
+        return self.every
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)
 
-    def meets(self, steps: int) -> bool:
-        return steps > 0 and steps % self.every == 0
-
     def who_meets(self, steps: int, hosts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         return pairs(sum(map(len, hosts)), steps // self.every)
 
-    def step(self, replica: "Replica", comm: "Comm", share: "Share") -> float:
-        self._end_pause(replica, comm)
-        rate = self._rate(replica, comm)
+    def step(self, replica: Candidate, comm: Numbers, share: Share) -> float:
+        trainer = self._trainer(replica, comm)
+        trainer.end_pause(replica, comm)
         if share.samples:
             replica.held = share
         if replica.steps and replica.steps % self.every == 0:
-            self._meet(replica, comm, rate)
+            peer = partner(comm.rank, comm.size, replica.steps // self.every)
+            mine = replica.whole()
+            match = judged_by_both(mine, peer, replica, comm, trainer)
+            if match.mine <= match.theirs:
+                replica.become(mine)
+            else:
+                trainer.follow(match, replica)
         loss = replica.backward(share)
-        with replica.rate(float(rate)):
+        with replica.rate(trainer.rate):
             replica.apply()
         return loss
 
-    def _rate(self, replica: "Replica", comm: "Comm") -> "Tensor":
-        """What this trainer multiplies the learning rate by: at first evenly spaced, on a logarithmic scale."""
+    def _trainer(self, replica: Candidate, comm: Numbers) -> Trainer:
+        """The rates are, at first, evenly spaced on a logarithmic scale."""
         place = 2 * comm.rank / (comm.size - 1) - 1 if comm.size > 1 else 0.0
-        return replica.keep("rate", replica.params.new_zeros(1).double() + self.spread**place)
+        return replica.keep(lambda: Trainer(rate=self.spread**place))
 
-    def _meet(self, replica: "Replica", comm: "Comm", rate: "Tensor") -> None:
-        peer = partner(comm.rank, comm.size, replica.steps // self.every)
-        mine = replica.whole()
-        theirs = comm.swap(peer, mine)
-        if peer == comm.rank:
-            return
-        mine_here = replica.score()
-        replica.become(theirs)
-        theirs_here = replica.score()
-        news = comm.swap_numbers(peer, [mine_here, theirs_here, float(rate), *replica.settings])
-        theirs_there, mine_there, their_rate, *their_settings = news
-        if mine_here + mine_there <= theirs_here + theirs_there:
-            replica.become(mine)
-        else:
-            rate.fill_(their_rate)
-            replica.settings = their_settings
-            if not math.isfinite(mine_here):
-                replica.forget()  # what this trainer's own model has made of its optimizer's state is no use
-
-    def agree(self, replica: "Replica", comm: "Comm") -> None:
-        """The best model by the judgement of all trainers is in everyone's place until the next step."""
+    def agree(self, replica: Candidate, comm: Numbers) -> None:
         if comm.size > 1:
-            mine = replica.whole()
-            losses = []
-            for rank in range(comm.size):
-                candidate = mine.clone()
-                comm.copy_(candidate, rank)
-                replica.become(candidate)
-                losses.append(comm.sum_of(replica.score()))
-            best = losses.index(min(losses))
-            crowned = mine.clone()
-            comm.copy_(crowned, best)
-            replica.become(crowned)
-            if math.isfinite(losses[comm.rank]):
-                self._put_aside(mine, replica, comm)
-            else:
-                replica.forget()
+            self._trainer(replica, comm).pause(replica, comm)
         replica.held = None  # a run that goes on from a checkpoint has nothing at hand either
 
-    def regroup(self, replica: "Replica", comm: "Comm", *, is_new: bool) -> None:
-        """A trainer that comes in a pause has got another one's model: it goes on with the best one instead."""
-        if is_new:
-            replica.kept.pop(OWN, None)
-        if OWN in replica.kept:
-            replica.kept[PLACE] = self._place(replica, comm)
-
-    def _put_aside(self, mine: "Tensor", replica: "Replica", comm: "Comm") -> None:
-        own, statistics = mine.tensor_split([len(replica.params)])
-        replica.kept[OWN] = own.clone()
-        # A checkpoint holds what is as long as the parameters in parts, and other vectors whole: of a spread
-        # replica the statistics of the best model stay.
-        if len(statistics) and not replica.part.spread:
-            replica.kept[STATISTICS] = statistics.clone()
-        replica.kept[PLACE] = self._place(replica, comm)
-
-    def _end_pause(self, replica: "Replica", comm: "Comm") -> None:
-        """Go on with this trainer's own model. From a checkpoint of another number of trainers it has worker 0's, and
-        goes on with the best one instead."""
-        own, statistics, place = (replica.kept.pop(name, None) for name in (OWN, STATISTICS, PLACE))
-        if own is None or place is None or not place.equal(self._place(replica, comm)):
-            return
-        whole = replica.whole()
-        whole[: len(own)] = own
-        if statistics is not None and not replica.part.spread:
-            whole[len(own) :] = statistics
-        replica.become(whole)
-
-    def _place(self, replica: "Replica", comm: "Comm") -> "Tensor":
-        return replica.params.new_tensor([comm.rank, comm.size]).double()
+    def regroup(self, replica: Candidate, comm: Numbers, *, is_new: bool) -> None:
+        self._trainer(replica, comm).regroup(comm, is_new=is_new)

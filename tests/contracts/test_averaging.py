@@ -3,6 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from manyhands import strategies
 from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
 from manyhands.strategies import STRATEGIES, Asked, Strategy
+from manyhands.strategies.traits import Steps, Traits
 from tests.contracts.test_strategies import flat, loss, make_net, make_steps
 from tests.crew import in_threads
 from tests.sessions import session_of
@@ -253,9 +255,7 @@ def test_what_cannot_run_is_refused(text: str, asked: Asked, complaint: str) -> 
 class Free(Strategy):
     """Every worker for itself until a pause: what a strategy without lock-step can do at least."""
 
-    @property
-    def lockstep(self) -> bool:
-        return False
+    traits: ClassVar[Traits] = Traits(steps=Steps.ALONE)
 
     def step(self, replica, comm, share):  # type: ignore[no-untyped-def]
         value = replica.backward(share)

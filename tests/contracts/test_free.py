@@ -330,7 +330,7 @@ def in_a_tournament(
 
 def test_a_trainer_with_an_absurd_rate_is_beaten_and_takes_over_the_winners_settings() -> None:
     def look(session: Session) -> tuple[float, float]:
-        return float(session.engine.replica.keep("rate")), session.optimizer.param_groups[0]["lr"]
+        return float(session.engine.replica.kept["rate"]), session.optimizer.param_groups[0]["lr"]
 
     def lr(rank: int) -> float:
         return 1000.0 if rank == 1 else 0.1
@@ -438,7 +438,7 @@ def test_a_pause_crowns_the_best_by_everyones_judgement() -> None:
             net.load_state_dict(best.state_dict())
         session.step(*batches[world.rank])
         session.evaluate([(torch.zeros(1, 4, 4, dtype=torch.float64), torch.tensor(0))])
-        rate = float(session.engine.replica.keep("rate"))
+        rate = float(session.engine.replica.kept["rate"])
         assert rate == pytest.approx(2.0 ** (world.rank - 1)), "trainers keep their rates"
         crowned = flat(session)
         session.close()

@@ -41,7 +41,7 @@ def leg(world: World, strategy: str, directory: Path, steps: int | None) -> list
     used: list[int] = []
     batches = session.batches(Numbered(LENGTH), batch_size=4)
     # Where nobody waits for anybody, workers do not come equally far.
-    ahead = 0 if strategies.parse(strategy).lockstep else world.rank
+    ahead = 0 if strategies.parse(strategy).traits.lockstep else world.rank
     for number, batch in enumerate(batches, 1):
         if number == 2:
             session.save(directory)  # with a batch in hand that is not used yet

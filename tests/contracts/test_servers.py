@@ -210,8 +210,10 @@ def test_every_is_part_of_the_text_of_the_strategy() -> None:
     text = "parameter-server:consistency=async,every=into=3-*.bias=2"
     strategy = strategies.parse(text)
     assert strategies.describe(strategy) == text
+    service = strategy.traits.servers
+    assert service
     names = ("into.weight", "into.bias", "out.bias", "out.weight", "intone.weight")
-    assert [strategy.every_of(name) for name in names] == [3, 3, 2, 1, 1]
+    assert [service.every_of(name) for name in names] == [3, 3, 2, 1, 1]
     for wrong in ("into.*", "into.*=0", "=3", "into.*=x", "into=-2", "into=2="):
         with pytest.raises(UsageError, match="expected a layer and a number of at least 1"):
             strategies.parse(f"parameter-server:every={wrong}")

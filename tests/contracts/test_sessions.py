@@ -219,7 +219,9 @@ def train_and_stop(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adafactor"])
-@pytest.mark.parametrize("strategy", [name for name in SYNCHRONOUS if not strategies.parse(name).rule])
+@pytest.mark.parametrize(
+    "strategy", [name for name in SYNCHRONOUS if not strategies.parse(name).traits.servers]
+)
 def test_resume_equals_no_interruption_bit_for_bit(strategy: str, optimizer: str, tmp_path: Path) -> None:
     workers = 1 if strategy == "single" else 3
 

@@ -30,12 +30,12 @@ _texts = [*NAMES, *(f"all-reduce:topology={name}" for name in TOPOLOGIES), SERVE
 DIFFERENT = list({strategies.parse(text): text for text in reversed(_texts)}.values())[
     ::-1
 ]  # each thing once
-SYNCHRONOUS = [text for text in DIFFERENT if strategies.parse(text).synchronous]
+SYNCHRONOUS = [text for text in DIFFERENT if strategies.parse(text).traits.synchronous]
 TOGETHER = [text for text in SYNCHRONOUS if text != "single"]
-REPEATABLE = [text for text in DIFFERENT if strategies.parse(text).repeatable]
-ANY_OPTIMIZER = [text for text in DIFFERENT if not strategies.parse(text).only_optimizer]
+REPEATABLE = [text for text in DIFFERENT if strategies.parse(text).traits.repeatable]
+ANY_OPTIMIZER = [text for text in DIFFERENT if not strategies.tuning(strategies.parse(text)).only_optimizer]
 # Servers run any optimizer that takes one gradient per step.
-WITHOUT_SERVERS = [text for text in TOGETHER if not strategies.parse(text).rule]
+WITHOUT_SERVERS = [text for text in TOGETHER if not strategies.parse(text).traits.servers]
 APART = [text for text in DIFFERENT if text not in SYNCHRONOUS]
 
 
@@ -126,7 +126,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 def optimizer_for(strategy: str, usual: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Module], Optimizer]:
     """What a test trains with under a strategy: the usual, or the only one that the strategy has."""
-    only = strategies.parse(strategy).only_optimizer
+    only = strategies.tuning(strategies.parse(strategy)).only_optimizer
     return {"lbfgs": lbfgs}[only] if only else usual
 
 
@@ -239,7 +239,7 @@ def test_a_world_of_one_is_plain_pytorch_bit_for_bit(strategy: str, optimizer: s
     make = functools.partial(two_groups, OPTIMIZERS[optimizer])
     steps = make_steps(1, dtype=torch.float32)
     # Servers add up the norm in another order.
-    clip = None if strategies.parse(strategy).rule else 0.5
+    clip = None if strategies.parse(strategy).traits.servers else 0.5
     want = plainly(make_net(torch.float32, optional=True), make, steps, clip=clip, scheduled=True)
     net = functools.partial(make_net, torch.float32, optional=True)
     (ours,) = together(1, strategy, net, make, steps, clip=clip, scheduled=True)
@@ -248,7 +248,7 @@ def test_a_world_of_one_is_plain_pytorch_bit_for_bit(strategy: str, optimizer: s
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize("strategy", [text for text in APART if not strategies.parse(text).rule])
+@pytest.mark.parametrize("strategy", [text for text in APART if not strategies.parse(text).traits.servers])
 def test_a_world_of_one_is_plain_pytorch_unless_it_says_why_not(strategy: str, optimizer: str) -> None:
     make = functools.partial(two_groups, OPTIMIZERS[optimizer])
     steps = make_steps(1, dtype=torch.float32)

@@ -171,7 +171,7 @@ def run(
             replace=replace,
             stall_s=stall_s,
             crew=placements.parse(placement).mesh(workers).members,
-            alike=strategies.parse(strategy).synchronous,
+            alike=strategies.parse(strategy).traits.synchronous,
         ),
         on_event=events.append,
         servers=servers,

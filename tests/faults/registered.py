@@ -46,11 +46,11 @@ def members(placement: str) -> int:
 
 def servers(strategy: str, placement: str = placements.DEFAULT) -> int:
     """Two, or one for each part of a replica; none where the strategy uses none."""
-    return max(2, members(placement)) if strategies.parse(strategy).rule else 0
+    return max(2, members(placement)) if strategies.parse(strategy).traits.servers else 0
 
 
 def optimizer(strategy: str) -> str:
-    return OPTIMIZERS[strategies.parse(strategy).only_optimizer]
+    return OPTIMIZERS[strategies.tuning(strategies.parse(strategy)).only_optimizer]
 
 
 def workers(
@@ -70,7 +70,7 @@ def workers(
 def outlives(strategy: str, placement: str, number: int) -> bool:
     """Whether so many workers go on when one of them dies: another replica is whole, and servers can do without it."""
     mesh = placements.parse(placement).mesh(number)
-    return mesh.replicas > 1 and (mesh.members == 1 or strategies.parse(strategy).rule is None)
+    return mesh.replicas > 1 and (mesh.members == 1 or strategies.parse(strategy).traits.servers is None)
 
 
 def _mesh(placement: str, number: int) -> placements.Mesh | None:

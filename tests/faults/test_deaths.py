@@ -33,7 +33,7 @@ def check_learned(strategy: str, ran: Ran, optimizer: str, *, lr: float) -> None
 
     Elsewhere the parameters depend on when a death is noticed; but the survivors have learned.
     """
-    traits = strategies.parse(strategy)
+    traits = strategies.parse(strategy).traits
     if strategy == registered.KEPT_BACK:
         checks.kept_back_history(ran, optimizer, lr=lr, layer="2", every=3)
     elif traits.synchronous and traits.repeatable:
@@ -53,13 +53,13 @@ def test_what_is_registered_later_is_killed_too(monkeypatch: pytest.MonkeyPatch)
 
 def rate(strategy: str) -> float:
     """Late gradients, and an update from every worker's own, need a smaller learning rate to learn at all."""
-    traits = strategies.parse(strategy)
+    traits = strategies.parse(strategy).traits
     return training.LR if traits.pooled and not traits.late else training.LR / 5
 
 
 def pause_s(strategy: str) -> float:
     """Where workers do not wait for each other, a pause in each step keeps one of them from taking all samples."""
-    return 0.0 if strategies.parse(strategy).lockstep else 0.02
+    return 0.0 if strategies.parse(strategy).traits.lockstep else 0.02
 
 
 @pytest.mark.parametrize("strategy", SURVIVORS)
@@ -79,7 +79,7 @@ def test_all_workers_but_one_die(strategy: str, tmp_path: Path) -> None:
         optimizer=optimizer,
         lr=rate(strategy),
         pause_s=pause_s(strategy),
-        down_to=workers if strategies.parse(strategy).lockstep else 1,
+        down_to=workers if strategies.parse(strategy).traits.lockstep else 1,
     )
     check(ran, faults, {1})
     check_learned(strategy, ran, optimizer, lr=rate(strategy))
@@ -102,8 +102,8 @@ def test_the_survivors_have_what_every_sample_has_taught(strategy: str, tmp_path
     workers = registered.workers(strategy, replicas=3)
     assert workers
     faults = [Fault(0, 14), Fault(2, 18)]
-    traits = strategies.parse(strategy)
-    only = traits.only_optimizer
+    found = strategies.parse(strategy)
+    traits, only = found.traits, strategies.tuning(found).only_optimizer
     ran = harness.run(
         tmp_path,
         faults,
@@ -115,7 +115,7 @@ def test_the_survivors_have_what_every_sample_has_taught(strategy: str, tmp_path
         lr=1.0,
         epochs=1,
         pause_s=pause_s(strategy),
-        one_at_a_time=traits.shares_replica and not traits.lockstep,
+        one_at_a_time=traits.replica == "shared" and not traits.lockstep,
     )
     check(ran, faults, set(range(workers)) - {0, 2}, epochs=1)
     taught = training.counted(ran.parameters(1)).amin(dim=1)
@@ -128,7 +128,7 @@ def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_
     workers = registered.workers(strategy, replicas=3)
     assert workers
     faults = [Fault(1, 0.2, "server")]
-    only = strategies.parse(strategy).only_optimizer
+    only = strategies.tuning(strategies.parse(strategy)).only_optimizer
     optimizer = registered.optimizer(strategy) if only else "Adam"
     lr = training.LR / 5
     ran = harness.run(

@@ -83,7 +83,7 @@ def cases() -> list[Case]:
 
 def _strategy_cases() -> Iterator[Case]:
     for text in STRATEGY_TEXTS:
-        only = strategies.parse(text).only_optimizer
+        only = strategies.tuning(strategies.parse(text)).only_optimizer
         counts = {count for wanted in WORKERS if (count := _fitting(text, wanted, only))}
         for optimizer in [only] if only else OPTIMIZERS:
             yield from (Case("strategies", text, optimizer, count) for count in sorted(counts))
@@ -93,7 +93,9 @@ def _fitting(text: str, wanted: int, only: str | None) -> int | None:
     """As many workers as wanted, or one more: groups of two cannot be made of three. `single` has one alone."""
     strategy = strategies.parse(text)
     for count in (wanted, wanted + 1):
-        asked = Asked(workers=count, servers=SERVERS if strategy.rule else 0, optimizer=only, hosts=1)
+        asked = Asked(
+            workers=count, servers=SERVERS if strategy.traits.servers else 0, optimizer=only, hosts=1
+        )
         with suppress(UsageError):
             strategies.admit(strategy, asked)
             return count
@@ -127,9 +129,9 @@ def _run_strategy(case: Case) -> list[tuple[list[float], bytes]]:
     turns = _turns(case)
     barrier = threading.Barrier(case.workers)
     # L-BFGS goes by dot products, which BLAS computes.
-    coarse = strategy.only_optimizer == "lbfgs"
+    coarse = strategies.tuning(strategy).only_optimizer == "lbfgs"
     # In lockstep only the order of additions can be left to the clock: here no order rounds.
-    exact = strategy.lockstep and not strategy.repeatable
+    exact = strategy.traits.lockstep and not strategy.traits.repeatable
     make_net = double_precision if exact else single_precision
     make = {**OPTIMIZERS, **ONLY}[case.optimizer]
 
@@ -144,14 +146,16 @@ def _run_strategy(case: Case) -> list[tuple[list[float], bytes]]:
             for step, turn in itertools.product(range(STEPS), range(turns)):
                 if world.rank * turns // case.workers == turn:
                     losses.append(session.step(*brought(step, world.rank)))
-                    if not strategy.repeatable and session.engine.generation.servers is not None:
+                    if not strategy.traits.repeatable and session.engine.generation.servers is not None:
                         session.engine.generation.servers.settle()
-                if not strategy.repeatable:
+                if not strategy.traits.repeatable:
                     barrier.wait(PATIENCE_S)
         session.close()
         return losses, as_bytes(list(net.parameters()), coarse=coarse)
 
-    return in_threads(case.workers, work, strategy=case.text, servers=SERVERS if strategy.rule else 0)
+    return in_threads(
+        case.workers, work, strategy=case.text, servers=SERVERS if strategy.traits.servers else 0
+    )
 
 
 @contextmanager
@@ -174,9 +178,10 @@ def _turns(case: Case) -> int:
     their turn together; all others one by one.
     """
     strategy = strategies.parse(case.text)
-    if strategy.lockstep or strategy.cached:
+    traits, service = strategy.traits, strategy.traits.servers
+    if traits.lockstep or (service and service.cached):
         return 1
-    rule = strategy.rule
+    rule = service.rule if service else None
     return rule.teams * rule.server_groups if rule and rule.gathers else case.workers
 
 

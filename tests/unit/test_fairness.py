@@ -14,11 +14,12 @@ from manyhands.job import learning_rate, rate_schedule
 from manyhands.job.plan import Cluster, Plan, Train
 from manyhands.strategies import STRATEGIES
 from manyhands.strategies.interface import Strategy
+from manyhands.strategies.traits import Steps, Traits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Together(Strategy):
-    synchronous: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(steps=Steps.SYNCHRONOUS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +78,8 @@ def test_what_goes_into_an_update_and_how_late_it_is(
     text: str, workers: int, hosts: int, batches: int, late: int
 ) -> None:
     strategy = strategies.parse(text)
-    assert strategy.batches_per_update(workers, hosts) == batches
-    assert strategy.updates_late(workers, hosts) == late
+    facts = strategies.tuning(strategy, workers, hosts)
+    assert (facts.batches, facts.late) == (batches, late)
 
 
 def test_both_corrections_are_told_with_their_reasons() -> None:
@@ -114,17 +115,17 @@ def test_all_see_the_same_samples_and_differ_in_updates() -> None:
 
 def test_averaging_after_every_step_is_an_update_from_all() -> None:
     often, rarely = strategies.parse("local-sgd:period=1"), strategies.parse("local-sgd:period=2")
-    assert often.batches_per_update(4) == 4
-    assert rarely.batches_per_update(4) == 1
+    assert strategies.tuning(often, 4).batches == 4
+    assert strategies.tuning(rarely, 4).batches == 1
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_says_how_many_batches_an_update_has(name: str) -> None:
     strategy = strategies.parse(name)
-    assert 1 <= strategy.batches_per_update(4) <= 4
-    assert strategy.batches_per_update(1) == 1
-    if strategy.synchronous:
-        assert strategy.batches_per_update(4) == 4
+    assert 1 <= strategies.tuning(strategy, 4).batches <= 4
+    assert strategies.tuning(strategy, 1).batches == 1
+    if strategy.traits.synchronous:
+        assert strategies.tuning(strategy, 4).batches == 4
 
 
 def test_a_plan_without_an_optimizer_gets_one_and_says_why() -> None:

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.world import World
-from manyhands.comm.comm import Comm, Served
+from manyhands.comm.comm import Comm, ServerAccess
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost, ServersLost, UsageError
 from manyhands.replica.part import Part
@@ -198,7 +198,7 @@ def used_by(line: Servers, world: World, before: World, progress: int, *, was_he
     return [here.get(rank, found.used.get(rank, 0)) for rank in range(before.size)]
 
 
-def go_on(servers: Served, before: Served | None, world: World, *, counts: bool) -> None:
+def go_on(servers: ServerAccess, before: ServerAccess | None, world: World, *, counts: bool) -> None:
     """A generation begins: workers keep what they kept back in the one before; `counts` is whether a step that was
     under way then is not made again."""
     if isinstance(servers, Servers):

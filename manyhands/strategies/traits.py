@@ -1,0 +1,67 @@
+"""What the engine must know of a strategy, as data."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from manyhands.servers.protocol.service import Service
+
+
+class Steps(IntEnum):
+    """How the steps of the workers belong together; each kind is also all that follow it, but `ALONE`."""
+
+    SYNCHRONOUS = 3
+    """A step equals one step of a single process on all workers' samples together."""
+    POOLED = 2
+    """Workers weight gradients by the samples of all workers: their sum is the gradient of the mean."""
+    TOGETHER = 1
+    """All workers take every step together; each weights gradients by its own samples."""
+    ALONE = 0
+    """No worker waits for another one at a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Facts about a strategy with its settings."""
+
+    steps: Steps = Steps.TOGETHER
+    replica: Literal["own", "shared", "open"] = "own"
+    """Each worker has its own; or the workers of a host share one, and `comm` connects hosts; or each has its own,
+    in memory that the other workers of its host can read and write."""
+    topology: str = "native"
+    """How `comm` sums: `native`, or the name of a schedule."""
+    late: bool = False
+    """A step makes safe only what was used before it: its own gradients are still in flight when it ends, or the
+    replicas had met before."""
+    by_clock: bool = False
+    """The clock decides part of the computation, although workers step together."""
+    same_settings: bool = True
+    """The optimizers of all workers must have the same settings."""
+    servers: Service | None = None
+    """How servers serve; None: the strategy uses no servers."""
+
+    @property
+    def synchronous(self) -> bool:
+        return self.steps >= Steps.SYNCHRONOUS
+
+    @property
+    def pooled(self) -> bool:
+        return self.steps >= Steps.POOLED
+
+    @property
+    def lockstep(self) -> bool:
+        return self.steps >= Steps.TOGETHER
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same plan gives the same parameters again, to the bit."""
+        return self.lockstep and not self.by_clock
+
+
+def meets(steps: int, period: int, *, late: bool) -> bool:
+    """Whether replicas exchange what they have learned in the step that follows after so many.
+
+    What a worker has used since the last exchange is safe then: some state that has it survives the death of any one
+    worker. In other steps a worker with its own replica needs no other worker.
+    """
+    return (steps + (not late)) % period == 0
