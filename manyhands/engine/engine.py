@@ -71,7 +71,7 @@ class Engine:
         self.settings = settings
         self.member = member
         self.strategy = strategies.parse(settings.strategy)
-        self.traits = self.strategy.traits
+        self.traits, self.period = self.strategy.traits, self.strategy.period
         self.world = world
         self.placed = PlacedModel(settings.placement, world.rank_info.workers, settings.example)
         self.progress = Progress(seed=settings.seed, full=self.placed.mesh.feeds)
@@ -144,5 +144,5 @@ class Engine:
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
             staleness=staleness,
-            period=self.strategy.period,
+            period=self.period,
         )

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
-from manyhands import strategies, telemetry
+from manyhands import telemetry
 from manyhands.cluster.worker.member import Regroup
 from manyhands.data.effect import Learners
 from manyhands.data.ledger import Ranges
@@ -154,8 +154,8 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
     generation, strategy = engine.generation, engine.strategy
     replica = generation.replica
     share = _share(engine, work, handshake)
-    meets = strategies.meets(replica.steps, strategy.period, late=engine.traits.late)
-    groups = _who_meets(engine) if meets and generation.replicas > 1 else None
+    is_exchange = meets(replica.steps, engine.period, late=engine.traits.late)
+    groups = _who_meets(engine) if is_exchange and generation.replicas > 1 else None
     if generation.servers:
         generation.servers.used = engine.feed.prospect
 
@@ -163,15 +163,24 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
         engine.feed.audit.used += work.places
         # What a worker keeps that servers do not have is gone if it dies.
         fleet = generation.fleet
-        holds_back = fleet is not None and (fleet.holds_back or bool(replica.kept))
-        commit(engine, work, handshake, loss, Safety(meets and not holds_back, groups))
+        is_safe = is_exchange and (fleet is None or not (fleet.holds_back or replica.kept))
+        commit(engine, work, handshake, loss, Safety(is_safe, groups))
 
     # A worker whose replica is its own needs no other worker between two exchanges.
-    together = engine.traits.lockstep and (meets or not generation.is_whole or not generation.is_own)
+    together = engine.traits.lockstep and (is_exchange or not generation.is_whole or not generation.is_own)
     with transaction_of(engine, finish, together=together) as transaction:
         transaction.loss = strategy.step(replica, generation.fleet or generation.comm, share)
         replica.settle()
     return transaction.loss
+
+
+def meets(steps: int, period: int, *, late: bool) -> bool:
+    """Whether replicas exchange what they have learned in the step that follows after so many.
+
+    What a worker has used since the last exchange is safe then: some state that has it survives the death of any one
+    worker. In other steps a worker with its own replica needs no other worker.
+    """
+    return (steps + (not late)) % period == 0
 
 
 def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Share:

@@ -8,7 +8,8 @@ import torch
 from manyhands.data.effect import Effects, Learners
 from manyhands.data.ledger import Ledger, ranges_of
 from manyhands.engine.feed import Feed, Outstanding
-from manyhands.strategies import meets, parse
+from manyhands.engine.step import meets
+from manyhands.strategies import parse
 from manyhands.strategies.partners import pairs, partner
 
 BATCH = 4
