@@ -68,7 +68,7 @@ class _Message:
 
 
 class _Channel:
-    """Messages from one rank to another; whoever posts the second side copies.
+    """Messages from one rank to another; the rank that posts the second side copies.
 
     A send is not complete before its receive, as strictly as a transport may be.
     """

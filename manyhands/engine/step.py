@@ -143,10 +143,11 @@ def _step_alone(engine: Engine, work: StepInput) -> float:
 
 def look_up(engine: Engine) -> None:
     """Where workers do not wait for each other: raise if this generation is over."""
-    if engine.member:
-        engine.member.check()
-        if engine.member.wants_change:
-            raise Regroup
+    member = engine.member
+    if member and member.is_over:
+        member.check()
+    if member and member.wants_change:
+        raise Regroup
 
 
 def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
@@ -155,7 +156,7 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
     replica = generation.replica
     share = _share(engine, work, handshake)
     is_exchange = meets(replica.steps, engine.period, late=engine.traits.late)
-    groups = _who_meets(engine) if is_exchange and generation.replicas > 1 else None
+    groups = _who_meets(engine) if is_exchange and handshake and generation.replicas > 1 else None
     if generation.servers:
         generation.servers.used = engine.feed.prospect
 

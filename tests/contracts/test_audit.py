@@ -15,7 +15,7 @@ from manyhands.engine.session import Session
 from manyhands.strategies.partners import pairs
 from tests.contracts.test_resuming import EVERY_KIND, LENGTH
 from tests.contracts.test_sessions import Numbered, make_session
-from tests.crew import in_threads
+from tests.threads import in_threads
 
 Batch = tuple[Tensor, Tensor]
 

@@ -15,8 +15,8 @@ from manyhands.errors import UsageError
 from manyhands.strategies import STRATEGIES, Asked, Strategy
 from manyhands.strategies.traits import Steps, Traits
 from tests.contracts.test_strategies import flat, loss, make_net, make_steps
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 STEPS = 13
 LR = 0.1
@@ -100,7 +100,7 @@ def test_hierarchical_local_sgd() -> None:
 
 @pytest.mark.parametrize("workers", range(1, 8))
 def test_any_number_of_workers_forms_two_groups(workers: int) -> None:
-    """So a run goes on with its groups, whoever dies: the halves differ by at most one worker."""
+    """So a run goes on with its groups, whichever worker dies: the halves differ by at most one worker."""
     first = workers // 2
 
     def meet(step: int, xs: list[Tensor]) -> list[Tensor]:

@@ -15,7 +15,7 @@ from manyhands.comm.grouping import grouped
 from manyhands.comm.shared import DIRECT_BYTES, SHARE_BYTES, chunk_bytes
 from manyhands.errors import PeerLost
 from manyhands.placement.tensor.crossing import Gather, edges
-from tests.crew import in_threads
+from tests.threads import in_threads
 
 COMMS: dict[str, Callable[[World], Comm]] = {
     "shared": lambda world: world.comm,

@@ -28,8 +28,8 @@ from tests.contracts.test_strategies import (
     plainly,
     two_groups,
 )
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 
 def trained(world: World, strategy: str, steps: Steps, optimizer: str = "momentum") -> list[Tensor]:

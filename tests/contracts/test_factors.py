@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from manyhands.cluster.worker.world import World
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 STEPS, SAMPLES, FEATURES, WIDTH = 4, 48, 600, 1100
 

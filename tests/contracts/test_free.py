@@ -25,8 +25,8 @@ from manyhands.strategies.partners import partner
 from tests.contracts.test_averaging import assert_same, simulated, trained
 from tests.contracts.test_sessions import Numbered, numbers
 from tests.contracts.test_strategies import assert_same_bits, flat, loss, make_net, make_steps
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 FREE = ["hogwild", "ad-psgd"]
 PATIENCE_S = 20

@@ -21,8 +21,8 @@ from manyhands.errors import UsageError
 from manyhands.job import declared
 from manyhands.placement import PLACEMENTS
 from manyhands.placement.pipeline.timetable import SCHEDULES
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 Batch = tuple[Tensor, Tensor]
 

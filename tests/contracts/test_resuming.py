@@ -15,8 +15,8 @@ from manyhands.cluster.worker.world import World
 from manyhands.errors import CheckpointError
 from tests.contracts.test_sessions import Numbered, make_session, numbers
 from tests.contracts.test_strategies import assert_same_bits, lbfgs, loss, make_net
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 LENGTH = 101
 EVERY_KIND = [
@@ -40,11 +40,11 @@ def leg(world: World, strategy: str, directory: Path, steps: int | None) -> list
     session.resume(directory)
     used: list[int] = []
     batches = session.batches(Numbered(LENGTH), batch_size=4)
-    # Where nobody waits for anybody, workers do not come equally far.
+    # Where workers do not wait for each other, they do not come equally far.
     ahead = 0 if strategies.parse(strategy).traits.lockstep else world.rank
     for number, batch in enumerate(batches, 1):
         if number == 2:
-            session.save(directory)  # with a batch in hand that is not used yet
+            session.save(directory)  # with an outstanding batch
         session.step(batch)
         used += numbers(batch)
         if steps and number == steps + ahead:
@@ -139,7 +139,7 @@ def test_a_session_saves_by_itself_and_at_the_end(
 @pytest.mark.processes
 @pytest.mark.parametrize(("strategy", "others"), [("all-reduce", 4), ("hogwild", 9)])
 def test_one_workers_clock_is_enough_for_all_to_save(strategy: str, others: int, tmp_path: Path) -> None:
-    """The others notice it in the same step or, where nobody waits for anybody, while they wait at the end."""
+    """The others notice it in the same step or, where workers do not wait for each other, at the end."""
 
     def work(world: World) -> int:
         session = make_session(world, strategy, save_every="1s" if world.rank == 1 else "never", out=tmp_path)

@@ -23,8 +23,8 @@ from tests.contracts.test_strategies import (
     plainly,
     together,
 )
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 ROWS, COLUMNS = 600, 24
 

@@ -1,4 +1,4 @@
-"""L-BFGS on servers is torch's, whoever computes what; and who is fast computes more."""
+"""L-BFGS on servers is torch's, whichever worker computes what; a fast one computes more."""
 
 import threading
 import time
@@ -29,8 +29,8 @@ from tests.contracts.test_strategies import (
     make_steps,
     plainly,
 )
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fixed steps": {"lr": 0.3, "max_iter": 5},

@@ -19,8 +19,8 @@ from manyhands.engine import saver
 from manyhands.engine.session import Session
 from manyhands.errors import CheckpointError
 from tests.contracts.test_sessions import Numbered, make_session
-from tests.crew import in_threads
 from tests.end_to_end.commands import manyhands, run
+from tests.threads import in_threads
 
 pytestmark = pytest.mark.processes
 

@@ -31,8 +31,8 @@ from tests.contracts.test_strategies import (
     together,
     two_groups,
 )
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 ASYNC, STALE = "parameter-server:async", "parameter-server:stale,bound=2"
 CACHE = "parameter-server:cache=true"

@@ -29,8 +29,8 @@ from tests.contracts.test_strategies import (
     plainly,
     two_groups,
 )
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 
 class Numbered(Dataset[tuple[Tensor, Tensor]]):
@@ -113,7 +113,7 @@ def test_the_number_of_workers_does_not_change_the_result(strategy: str) -> None
 
 @pytest.mark.parametrize("strategy", TOGETHER)
 def test_workers_with_different_numbers_of_batches(strategy: str) -> None:
-    """Iterables of one's own, uneven; whoever is out of data still serves the others, with their learning rate."""
+    """Iterables of one's own, uneven; a worker out of data still serves the others, with their learning rate."""
     data = Numbered(60)
     shares = [[data[i : i + 4] for i in range(start, stop, 4)] for start, stop in ((0, 8), (8, 32), (32, 60))]
     make = optimizer_for(strategy, functools.partial(two_groups, OPTIMIZERS["momentum"]))

@@ -17,8 +17,8 @@ from manyhands.cluster.worker.world import World
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.engine.session import Session
 from manyhands.strategies import PRESETS, STRATEGIES
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 Batch = tuple[Tensor, Tensor]
 Steps = Sequence[Sequence[Sequence[Batch]]]  # per step, per worker, the batches to accumulate

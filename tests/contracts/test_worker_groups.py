@@ -32,8 +32,8 @@ from tests.contracts.test_strategies import (
     plainly,
     two_groups,
 )
-from tests.crew import in_threads
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 MOMENTUM = functools.partial(two_groups, OPTIMIZERS["momentum"])
 

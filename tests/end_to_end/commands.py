@@ -19,7 +19,7 @@ from manyhands import checkpoint
 BIN = Path(sys.executable).parent
 TIMEOUT_S = 100
 
-# What launchers leave behind must not leak from whoever runs the tests into the worlds that they start.
+# What launchers leave behind must not leak from the environment of the tests into the worlds that they start.
 _OTHERS = ("MANYHANDS_", "MASTER_", "TORCHELASTIC_", "PMI_", "OMPI_", "SLURM_")
 _OTHER = {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
 

@@ -88,7 +88,7 @@ def under_slurm(command: list[str], cwd: Path) -> Done:
 
 
 def free_port() -> int:
-    # Slurm gives no port to the job either; whoever names one must know that it is free.
+    # Slurm gives no port to the job either; a script that names one must know that it is free.
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -139,7 +139,7 @@ def calm(folder: Path, strategy: str, servers: int, training: dict[str, Any]) ->
 
 
 def check(ran: AnyRan, samples: int) -> None:
-    """What must hold whoever died."""
+    """What must hold after any death."""
     ends = ran.ends
     assert ends, "somebody has finished"
     for number, end in ends.items():

@@ -34,11 +34,11 @@ def one_history(
     torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=1e-6)
 
 
-def kept_back_history(ran: harness.Logs, optimizer: str, *, lr: float, layer: str, every: int) -> None:
+def deferred_history(ran: harness.Logs, optimizer: str, *, lr: float, layer: str, every: int) -> None:
     """The same where of one layer the mean of so many gradients is applied at once."""
     one = min(ran.ends)
     pauses = {row["steps"] for row in ran.logs[one] if row["kind"] == "evaluated"}
-    together = harness.alone_and_kept_back(
+    together = harness.alone_and_deferred(
         ran.committed(), pauses, optimizer=optimizer, lr=lr, layer=layer, every=every
     )
     torch.testing.assert_close(ran.parameters(one), together, rtol=1e-6, atol=1e-6)

@@ -258,7 +258,7 @@ def alone_and_late(steps: Sequence[Sequence[int]], pauses: Collection[int], *, l
     return nn.utils.parameters_to_vector(params).detach()
 
 
-def alone_and_kept_back(
+def alone_and_deferred(
     steps: Sequence[Sequence[int]],
     pauses: Collection[int],
     *,

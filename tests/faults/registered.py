@@ -13,14 +13,14 @@ MOST = 12  # workers of a run
 OPTIMIZERS = {None: "momentum", "lbfgs": "LBFGS"}  # by the only one that a strategy trains with
 
 # Settings under which other code survives than under the name alone. The registries are there without them.
-KEPT_BACK = "parameter-server:sync,cache=true,every=2=3"  # by the worker that speaks for the host
+DEFERRED = "parameter-server:sync,cache=true,every=2=3"  # by the worker that speaks for the host
 SETTINGS = (
     "hierarchical-local-sgd:groups=2",
     "parameter-server:async",
     "parameter-server:stale,bound=1",
     "parameter-server:sync,every=2=3",
     "parameter-server:sync,cache=true",
-    KEPT_BACK,
+    DEFERRED,
     "downpour:fetch=2,push=3",
     "worker-groups:groups=2,server_groups=2",
 )

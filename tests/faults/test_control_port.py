@@ -21,8 +21,8 @@ def coordination() -> Iterator[Coordination]:
         yield made
 
 
-class Guest:
-    """Somebody at the coordinator's door, with the right key or with another."""
+class Client:
+    """A client of the control port, with the right key or with another."""
 
     def __init__(self, coordination: Coordination, *, keys: tuple[bytes, bytes] | None = None) -> None:
         invitation = coordination.invitation
@@ -42,8 +42,8 @@ class Guest:
 
 
 @pytest.fixture
-def guest(coordination: Coordination) -> Iterator[Guest]:
-    made = Guest(coordination)
+def client(coordination: Coordination) -> Iterator[Client]:
+    made = Client(coordination)
     yield made
     made.close()
 
@@ -62,48 +62,48 @@ def here(generation: int = 0, *, member: int = 0) -> bytes:
     )
 
 
-def still_answers(coordination: Coordination, guest: Guest) -> bool:
+def still_answers(coordination: Coordination, client: Client) -> bool:
     """It knows that worker 1 is gone, and says so."""
     coordination.tell_ended(1)
-    guest.socket.send(here())
-    return guest.answer() == Over(generation=0, gone=(1,))
+    client.socket.send(here())
+    return client.answer() == Over(generation=0, gone=(1,))
 
 
-def test_noise_is_dropped(coordination: Coordination, guest: Guest) -> None:
+def test_noise_is_dropped(coordination: Coordination, client: Client) -> None:
     draw = random.Random(1)
     whole = here()
     for _ in range(300):
-        guest.socket.send(draw.randbytes(draw.randrange(60)))
-        guest.socket.send(whole[: draw.randrange(len(whole))])
-        guest.socket.send_multipart([draw.randbytes(3) for _ in range(draw.randrange(1, 5))])
+        client.socket.send(draw.randbytes(draw.randrange(60)))
+        client.socket.send(whole[: draw.randrange(len(whole))])
+        client.socket.send_multipart([draw.randbytes(3) for _ in range(draw.randrange(1, 5))])
         torn = bytearray(whole)
         torn[draw.randrange(len(torn))] ^= 1 << draw.randrange(8)
-        guest.socket.send(bytes(torn[:4]) + b"\xc1" + bytes(torn[4:]))
-    assert still_answers(coordination, guest)
+        client.socket.send(bytes(torn[:4]) + b"\xc1" + bytes(torn[4:]))
+    assert still_answers(coordination, client)
 
 
-def test_an_old_generation_is_told_that_it_is_over(coordination: Coordination, guest: Guest) -> None:
-    guest.socket.send(here(-1, member=9))
-    assert guest.answer() == Over(generation=-1, gone=())
-    assert still_answers(coordination, guest)
+def test_an_old_generation_is_told_that_it_is_over(coordination: Coordination, client: Client) -> None:
+    client.socket.send(here(-1, member=9))
+    assert client.answer() == Over(generation=-1, gone=())
+    assert still_answers(coordination, client)
 
 
-def test_a_wrong_key_gets_no_answer(coordination: Coordination, guest: Guest) -> None:
-    stranger = Guest(coordination, keys=make_keys())
+def test_a_wrong_key_gets_no_answer(coordination: Coordination, client: Client) -> None:
+    other = Client(coordination, keys=make_keys())
     try:
-        stranger.socket.send(here(-1))
-        assert still_answers(coordination, guest)
-        assert stranger.answer(300) is None
+        other.socket.send(here(-1))
+        assert still_answers(coordination, client)
+        assert other.answer(300) is None
     finally:
-        stranger.close()
+        other.close()
 
 
 def test_a_coordinator_that_dies_comes_again_at_the_same_place(
-    coordination: Coordination, guest: Guest
+    coordination: Coordination, client: Client
 ) -> None:
-    guest.socket.send(here())
+    client.socket.send(here())
     os.kill(coordination.pid, 9)
     while coordination.take() is not None:
         time.sleep(0.01)
     assert coordination.start_again() == -9
-    assert still_answers(coordination, guest)
+    assert still_answers(coordination, client)

@@ -34,8 +34,8 @@ def check_learned(strategy: str, ran: Ran, optimizer: str, *, lr: float) -> None
     Elsewhere the parameters depend on when a death is noticed; but the survivors have learned.
     """
     traits = strategies.parse(strategy).traits
-    if strategy == registered.KEPT_BACK:
-        checks.kept_back_history(ran, optimizer, lr=lr, layer="2", every=3)
+    if strategy == registered.DEFERRED:
+        checks.deferred_history(ran, optimizer, lr=lr, layer="2", every=3)
     elif traits.synchronous and traits.repeatable:
         checks.one_history(ran, optimizer, lr=lr)
     else:

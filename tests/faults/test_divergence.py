@@ -9,9 +9,9 @@ from torch import nn
 
 from manyhands.cluster.worker.world import World
 from manyhands.errors import Diverged
-from tests.crew import in_threads
 from tests.end_to_end.commands import manyhands, parameters
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 ONE_WORKER = """
 import torch

@@ -16,9 +16,9 @@ from manyhands.cluster.launcher.supervisor import Outcome
 from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
 from manyhands.placement import Mesh
-from tests.crew import in_threads
 from tests.end_to_end.commands import manyhands, parameters
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 PLACEMENT = "pipeline:microbatches=2,split=2"
 

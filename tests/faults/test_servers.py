@@ -61,9 +61,9 @@ def test_a_worker_from_outside_joins_a_run_with_servers(tmp_path: Path) -> None:
         assert joined.code == 0, joined.err
         assert launcher.wait(LONG_S) == 0, launcher.communicate()[1]
     ran = harness.Logs(tmp_path, harness.logs_in(tmp_path))
-    guest = max(ran.ends)
-    assert set(ran.ends) >= {0, guest}
-    assert guest > 3, "it has the number of its process"
+    joiner = max(ran.ends)
+    assert set(ran.ends) >= {0, joiner}
+    assert joiner > 3, "it has the number of its process"
     assert {"kind": "fault", "step": 9, "fault": "kill"} in ran.logs[1]
     checks.nothing_lost(ran, [], [])
     checks.one_history(ran, "Adam")

@@ -20,7 +20,7 @@ from tests.contracts.test_checkpoint import (
 )
 from tests.contracts.test_saving import train
 from tests.contracts.test_sessions import make_session
-from tests.crew import in_threads
+from tests.threads import in_threads
 
 ROOT = Path(__file__).parents[2]
 NEVER = 10_000

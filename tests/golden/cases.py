@@ -18,7 +18,6 @@ from manyhands.errors import PeerLost, UsageError
 from manyhands.placement import PLACEMENTS
 from manyhands.placement.pipeline.timetable import SCHEDULES
 from manyhands.strategies import PRESETS, STRATEGIES, Asked
-from tests.crew import in_threads
 from tests.golden.arithmetic import (
     ONLY,
     OPTIMIZERS,
@@ -33,6 +32,7 @@ from tests.golden.arithmetic import (
     single_precision,
 )
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 PATIENCE_S = 60.0
 WORKERS = (1, 3)

@@ -16,9 +16,9 @@ from manyhands.cli import main
 from manyhands.cluster.worker.world import World
 from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from tests.crew import in_threads
 from tests.pages import DOCS, blocks
 from tests.sessions import session_of
+from tests.threads import in_threads
 
 NAME = "averaging"
 PAGE = DOCS / "adding-a-strategy.md"

@@ -10,9 +10,9 @@ from manyhands.errors import PeerLost
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        ours = socket.create_connection(door.getsockname())
-        return ours, door.accept()[0]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        return ours, listener.accept()[0]
 
 
 def test_cutting_ends_a_wait_on_what_was_connected_inside_and_nothing_else() -> None:
@@ -39,11 +39,11 @@ def test_cutting_ends_a_wait_on_what_was_connected_inside_and_nothing_else() -> 
 
 
 def test_a_connection_to_the_spared_address_stays() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        connections = Connections(door.getsockname())
-        with connections.drawing(door.getsockname()[1]):
-            ours = socket.create_connection(door.getsockname())
-        theirs = door.accept()[0]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections = Connections(listener.getsockname())
+        with connections.drawing(listener.getsockname()[1]):
+            ours = socket.create_connection(listener.getsockname())
+        theirs = listener.accept()[0]
         connections.cut()
         theirs.sendall(b"!")
         assert ours.recv(1) == b"!"
@@ -54,8 +54,8 @@ def test_a_connection_to_the_spared_address_stays() -> None:
 def test_what_is_connected_after_the_cut_is_of_no_use() -> None:
     connections = Connections()
     connections.cut()
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        place = door.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = listener.getsockname()
         with pytest.raises(PeerLost, match="over before"), connections.drawing(place[1]):
             ours = socket.create_connection(place)
         assert ours.recv(1) == b""

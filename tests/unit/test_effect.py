@@ -80,7 +80,7 @@ def never(feed: Feed, everyone: Sequence[Feed]) -> int:
 
 
 LOST = [
-    ([(1, [[0, 1]])], [0, 1], 4, "whoever sat out has its samples alone"),
+    ([(1, [[0, 1]])], [0, 1], 4, "the worker that sat out has its samples alone"),
     ([(1, [[0, 1]]), (2, [[1, 2]])], [1, 2], 4, "the second round of worker 0"),
     ([(1, [[0, 1]])], [2], 8, "the only two that had them"),
     ([(1, [[0, 1]]), (2, None)], [2], 0, "all have met since"),

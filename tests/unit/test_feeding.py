@@ -1,4 +1,4 @@
-"""What workers that nobody waits for know of each other's data, in whichever dealing each of them is."""
+"""What workers that do not wait for each other know of each other's data, whichever assignment each is in."""
 
 from manyhands.engine.feed import Feed, Outstanding
 

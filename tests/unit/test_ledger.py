@@ -1,4 +1,4 @@
-"""The ledger: every sample of an epoch is committed exactly once, whoever dies and whoever joins."""
+"""The ledger: every sample of an epoch is committed exactly once, whichever workers die and join."""
 
 import random
 
@@ -57,7 +57,7 @@ def test_random_deaths_and_joins_commit_everything_once(seed: int) -> None:
         else:
             worker = draw.randrange(workers)
             drawn[worker] = min(ledger.assignment.rounds(worker), drawn[worker] + 1)
-    for _ in range(2):  # what the last ones to die had in hand takes another dealing
+    for _ in range(2):  # what the last ones to die had outstanding takes another assignment
         ledger.assign(batch=4, round_samples=12, workers=1)
         ledger.commit([ledger.assignment.rounds(0)])
     assert ledger.tally() == {"once": ledger.length, "twice": 0, "never": 0}

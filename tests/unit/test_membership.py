@@ -142,8 +142,8 @@ def test_what_the_dead_have_said_is_not_heard() -> None:
     assert new_generation.members == (0, 2)
 
 
-def test_whoever_waits_for_one_that_has_left_is_told() -> None:
-    """Where nobody waits for anybody at a step, some leave for a new one while another waits at the end of its data."""
+def test_a_worker_that_waits_for_one_that_has_left_is_told() -> None:
+    """Where workers do not wait at a step, some leave for a new one while another waits at the end of its data."""
     membership = at_work(2, most=3)
     membership.hear(here(7, -1, waits=True))
     membership.hear(here(0, waits=True))

@@ -42,8 +42,8 @@ def test_the_store_and_the_coordinator_listen_at_it(address: str) -> None:
 
 
 def test_a_port_at_which_someone_listens_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 cannot be had"):
             addresses.meeting_address(f"127.0.0.1:{port}")
     assert addresses.meeting_address(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"

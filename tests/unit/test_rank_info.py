@@ -1,4 +1,4 @@
-"""Every launcher's variables lead to the same kind of seat; two launchers are asked for real."""
+"""Every launcher's variables lead to the same kind of rank info; two launchers are asked for real."""
 
 import os
 import subprocess

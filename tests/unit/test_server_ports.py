@@ -124,10 +124,10 @@ def running(
     def serve(rank: int) -> None:
         model, optimizer = make()
         places, arena = place(rank)
-        station: Any = SimpleNamespace(rank_info=rank_infos[rank], neighbours=places, arena=arena)
+        context: Any = SimpleNamespace(rank_info=rank_infos[rank], neighbours=places, arena=arena)
         try:
             scheme = describe(model, optimizer, count, GROUP_BYTES)
-            startup.serve(station, model, optimizer, scheme, Service(rule=rule))
+            startup.serve(context, model, optimizer, scheme, Service(rule=rule))
         except BaseException as error:
             errors.append(error)
 

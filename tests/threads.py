@@ -65,7 +65,7 @@ def in_threads(
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     os.close(fd)
-    # Whoever is left behind would hold memory and telemetry that later tests count.
+    # A worker that is left behind would hold memory and telemetry that later tests count.
     assert not any(thread.is_alive() for thread in threads), f"{size} workers did not finish: {errors}"
     if errors:  # that a peer is gone follows from what went wrong with the peer, and may be noticed first
         raise next((error for error in errors if not isinstance(error, PeerLost)), errors[0])
