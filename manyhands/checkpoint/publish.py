@@ -2,7 +2,7 @@
 
 A checkpoint is a directory that is prepared under another name, synced, read back and only then renamed; the
 pointer moves after that, and what is no longer needed goes last. One process at a time saves into a
-directory; others may load from it. What the files hold is nobody's business here: the process that writes in the
+directory; others may load from it. This file does not look at what the files hold: the process that writes in the
 background has no torch.
 """
 
@@ -28,7 +28,7 @@ from manyhands.errors import CheckpointError, UsageError
 
 TENSORS = "tensors.safetensors"
 RECORD = "record.json"
-KEEP = 3  # checkpoints that remain where nobody says how many
+KEEP = 3  # checkpoints that remain by default
 
 
 def put(

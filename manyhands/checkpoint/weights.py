@@ -21,7 +21,7 @@ from manyhands.errors import CheckpointError
 
 
 def save_weights(path: Path, tensors: Mapping[str, torch.Tensor], *, disk: Disk = REAL_DISK) -> None:
-    """Write tensors to one file; whoever reads it finds the old one or the new one, whole."""
+    """Write tensors to one file; a reader finds the old one or the new one, whole."""
     chunks = tensor_file.encode(tensors)
     try:
         ensure_directory(disk, path.parent)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from manyhands.checkpoint.index import latest
+from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.events import Event
-from manyhands.cluster.launcher.supervisor import Outcome
 from manyhands.cluster.launchers import local
 
 _BY_SIGNAL = 128  # exit codes above it: a worker was killed; those below it has chosen itself

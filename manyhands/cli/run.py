@@ -17,6 +17,7 @@ from manyhands.cli.restart import Restart
 from manyhands.cluster.coordinator.control import NUMBERS
 from manyhands.cluster.launcher import coordination, cores, supervisor
 from manyhands.cluster.launcher import invitation as invites
+from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launchers import local
@@ -75,13 +76,13 @@ def _unused(name: str) -> Path:
 
 
 def forget_records(run: Path) -> None:
-    """What a run that began here and left no checkpoint has written: it would mix with the new one's."""
+    """Remove what an earlier run without a checkpoint has recorded here: it would mix with the new run's."""
     for path in (run / "summary.json", *(run / "events").glob("*.jsonl")):
         path.unlink(missing_ok=True)
 
 
 def check_workers(asked: int | None, rank_info: RankInfo) -> None:
-    """Refuse a number of workers that is not that of the world which someone else started."""
+    """Refuse a number of workers that is not that of the world which another launcher started."""
     if asked not in (None, rank_info.workers):
         raise UsageError(
             f"--workers {asked} but {rank_info.launcher} started {rank_info.workers}; "
@@ -98,10 +99,10 @@ def refuse_hosts(hosts: str | None, rank_info: RankInfo) -> None:
 
 
 def with_servers(rank_info: RankInfo, asked: int | None) -> RankInfo:
-    """The seat in a world that someone else started, of whose ranks the last `asked` are servers."""
+    """The rank info in a world of another launcher, of whose ranks the last `asked` are servers."""
     if asked is None or rank_info.launcher == "alone":
         return rank_info
-    os.environ[SERVERS] = str(asked)  # for whoever asks for the seat later
+    os.environ[SERVERS] = str(asked)  # `own_rank_info` reads it later
     return replace(rank_info, servers=asked)
 
 
@@ -175,7 +176,7 @@ def join_run(address: str, command: list[str], workers: int = 1, servers: int = 
     """Be one more worker, or some, of a run on this host or another, until it ends."""
     invite = invites.read(address)
     if not invite.is_here or invite.takes_hosts:
-        return _attend(invite, address, command or invite.command, workers, servers)
+        return _join_from_another_host(invite, address, command or invite.command, workers, servers)
     if servers:
         raise UsageError(
             f"--servers {servers}: the servers of a run on one host are those that it began with; leave --servers out"
@@ -188,7 +189,7 @@ def join_run(address: str, command: list[str], workers: int = 1, servers: int = 
     run = Path(address).resolve()
     seen_s = time.monotonic()
 
-    def look_after_the_run() -> None:
+    def end_with_the_run() -> None:
         nonlocal seen_s
         if not invite.is_over():
             seen_s = time.monotonic()
@@ -212,7 +213,7 @@ def join_run(address: str, command: list[str], workers: int = 1, servers: int = 
             environ=environ,
             run_dir=run,
             arena=memory_fd,
-            on_tick=look_after_the_run,
+            on_tick=end_with_the_run,
             on_line=lambda rank, line: print(line, file=sys.stderr, flush=True),
             ask=signal.SIGUSR1,  # this worker alone: the run goes on without it
         )
@@ -221,8 +222,10 @@ def join_run(address: str, command: list[str], workers: int = 1, servers: int = 
     return _end(outcome)
 
 
-def _attend(invite: invites.Invite, directory: str, command: list[str], workers: int, servers: int) -> int:
-    """This host's processes in a run whose launcher is on another; on the same one they do as if it were another."""
+def _join_from_another_host(
+    invite: invites.Invite, directory: str, command: list[str], workers: int, servers: int
+) -> int:
+    """Start processes of this host in a run of another host's launcher (on one host they do as if on another)."""
     place = invite.invitation.endpoint.partition("://")[2]
     if not invite.takes_hosts:
         raise UsageError(
@@ -284,29 +287,11 @@ def run_workers(
     """
     refuse_several(elastic.most if elastic and not elastic.hosts else workers)
     layout = cores.layout(workers, threads, servers)
-    records = run / "events" / "launcher.jsonl"
     print(cores.text(layout), file=sys.stderr)
+    with Display(run, workers) as display:
+        shown = _Shown(display, run, workers, servers, has_hosts=elastic is not None and elastic.hosts > 0)
 
-    def signed(rank: int, line: str) -> str:
-        if workers <= rank < workers + servers:
-            name = rank if elastic and elastic.hosts else rank - workers
-            return f"[server {name}] {line}"
-        return f"[worker {rank}] {line}" if workers > 1 else line
-
-    with Display(run, workers) as progress:
-
-        def on_line(rank: int, line: str) -> None:
-            progress.print_line(signed(rank, line))
-
-        def on_output(rank: int, line: str) -> None:
-            print(signed(rank, line), flush=True)
-
-        def on_event(event: Event) -> None:
-            progress.print_line(event.text)
-            with suppress(OSError), records.open("ab") as file:
-                file.write(lines.encode({"kind": event.kind, "t": time.time(), "rank": -1, **event.fields}))
-
-        def attempt(command: list[str]) -> supervisor.Outcome:
+        def attempt(command: list[str]) -> Outcome:
             return supervisor.run(
                 command,
                 workers=workers,
@@ -314,20 +299,48 @@ def run_workers(
                 environ=dict(environ),
                 run_dir=run,
                 load="manyhands.engine.session",  # what every worker imports, PyTorch above all
-                on_tick=progress.refresh,
-                on_line=on_line,
-                on_output=on_output if pass_output and not sys.stdout.isatty() else None,
+                on_tick=display.refresh,
+                on_line=shown.line,
+                on_output=shown.output if pass_output and not sys.stdout.isatty() else None,
                 servers=servers,
                 elastic=elastic,
-                on_event=on_event,
+                on_event=shown.event,
             )
 
-        outcome = again.run(attempt, run, on_event) if again else attempt(command)
-        progress.refresh()
+        outcome = again.run(attempt, run, shown.event) if again else attempt(command)
+        display.refresh()
     return _end(outcome)
 
 
-def _end(outcome: supervisor.Outcome) -> int:
+class _Shown:
+    """Shows a person what the processes of a run print and what happens to them; keeps the events with the run."""
+
+    def __init__(self, display: Display, run: Path, workers: int, servers: int, *, has_hosts: bool) -> None:
+        self._display = display
+        self._records = run / "events" / "launcher.jsonl"
+        self._workers = workers
+        self._servers = servers
+        self._has_hosts = has_hosts
+
+    def line(self, rank: int, line: str) -> None:
+        self._display.print_line(self._signed(rank, line))
+
+    def output(self, rank: int, line: str) -> None:
+        print(self._signed(rank, line), flush=True)
+
+    def event(self, event: Event) -> None:
+        self._display.print_line(event.text)
+        with suppress(OSError), self._records.open("ab") as file:
+            file.write(lines.encode({"kind": event.kind, "t": time.time(), "rank": -1, **event.fields}))
+
+    def _signed(self, rank: int, line: str) -> str:
+        if self._workers <= rank < self._workers + self._servers:
+            name = rank if self._has_hosts else rank - self._workers
+            return f"[server {name}] {line}"
+        return f"[worker {rank}] {line}" if self._workers > 1 else line
+
+
+def _end(outcome: Outcome) -> int:
     """Say how it ended, if it did not end well."""
     if outcome.exit_code == local.EXIT_SAVED:
         print(outcome.message, file=sys.stderr)

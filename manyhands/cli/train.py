@@ -3,7 +3,6 @@
 import argparse
 import fcntl
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from manyhands import strategies
 from manyhands.checkpoint.index import latest
 from manyhands.cli.bars import transfers
+from manyhands.cli.report import report
 from manyhands.cli.run import (
     again_terms,
     check_workers,
@@ -84,6 +84,12 @@ def add_to(verbs: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    for add in (_add_job, _add_cluster, _add_training, _add_run):
+        add(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec", nargs="?", type=Path, metavar="SPEC.toml", help="a spec file, or plan.json of a run"
     )
@@ -95,6 +101,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--placement", metavar="P", help="a name of `list placements`: how a replica is laid over workers"
     )
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers",
         type=worker_range,
@@ -110,6 +119,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
     )
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 12)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after this many steps")
     parser.add_argument(
@@ -126,6 +138,9 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--seed", type=int, metavar="N", help="same seed, same plan: the same parameters, to the bit"
     )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda: one GPU per worker")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)"
@@ -144,7 +159,6 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the summary as JSON and nothing else on stdout"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -188,13 +202,13 @@ def run(options: argparse.Namespace) -> int:
             again=again_terms(plan.mesh(), command, ["--resume"], plan.cluster.replace),
         )
         if code == 0:
-            _report(_summary(out), out, options)
+            report(_summary(out), out, options)
     return code
 
 
 def _settled(plan: Plan) -> tuple[Plan, str]:
-    """The plan with what was left to us, and why it is that. Where workers of other hosts come, they settle it
-    together: nobody knows yet how many they are and what cores they have."""
+    """The plan with the defaults filled in, and the reason for them. Where workers of other hosts come, the workers
+    settle it together: how many there are and which cores they have is not known yet."""
     cluster = plan.cluster
     if cluster.hosts is not None:
         return plan, ""
@@ -267,12 +281,12 @@ def _check_layers(plan: Plan) -> None:
 
 
 def _join(plan: Plan, rank_info: RankInfo, options: argparse.Namespace) -> int:
-    """Be one worker of a world that someone else started."""
+    """Be one worker of a world that another launcher started."""
     if options.out is not None:
         out = make_directory(options.out)
         os.environ[local.RUN_DIR] = str(out)
         if rank_info.rank == 0 and not options.resume:
-            forget_records(out)  # nobody writes new ones before worker 0 has joined
+            forget_records(out)  # no worker writes new ones before worker 0 has joined
     compiler.leave_unloaded()
     from manyhands.job import declared
 
@@ -283,7 +297,7 @@ def _join(plan: Plan, rank_info: RankInfo, options: argparse.Namespace) -> int:
     session = declared.run(plan, resume=options.resume, say=say)
     session.finish()
     if rank_info.rank == 0:
-        _report(session.summary(), session.out, options)
+        report(session.summary(), session.out, options)
     return 0
 
 
@@ -313,80 +327,3 @@ def _summary(out: Path) -> dict[str, Any]:
             "the run has ended well, but on another host: its summary and its checkpoints are where worker 0 was"
         ) from None
     return found
-
-
-def _report(summary: dict[str, Any], out: Path | None, options: argparse.Namespace) -> None:
-    """The result for a person, or as JSON for a program."""
-    if options.tensorboard and out is not None:
-        from manyhands.telemetry.tensorboard import export
-
-        print(f"TensorBoard: {export(out)}", file=sys.stderr)
-    if options.json:
-        numbers = {key: None if _is_nan(value) else value for key, value in summary.items()}
-        print(json.dumps(numbers, indent=2, allow_nan=False))
-        return
-    from rich.console import Console
-
-    say = Console(highlight=False, soft_wrap=True).print
-    workers = summary["workers"]
-    loss = "not a number" if summary["loss"] is None or _is_nan(summary["loss"]) else f"{summary['loss']:.4f}"
-    if summary["accuracy"] is not None:
-        say(f"[bold]accuracy  {summary['accuracy'] * 100:.2f} %[/] on the held-out part, loss {loss}")
-    else:
-        say(f"[bold]loss      {loss}[/] on the held-out part")
-    rate = summary["samples_per_second"]
-    crew = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
-    say(f"speed     {rate:,.0f} samples/s with {crew}")
-    say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
-    if summary["committed"]:
-        say(f"ledger    {_ledger(summary['committed'])}")
-    if (stale := summary.get("staleness")) and stale["histogram"]:
-        say(f"staleness mean {stale['mean']:.2f}, at most {stale['max']} updates by others; {_shares(stale)}")
-    if out is not None:
-        say(f"run       {_relative(out)}")
-    say("\nwhat to try next:")
-    tries = [
-        (f"manyhands train --model mlp --workers {workers * 2}", "another model, more workers"),
-        ("manyhands train --model resnet20 --data cifar10 --fetch", "colour pictures"),
-        ("manyhands list strategies", "other ways to distribute it"),
-    ]
-    if out is not None:
-        again = (
-            "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).traits.repeatable
-        )
-        tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", again))
-    width = max(len(command) for command, _ in tries)
-    for command, why in tries:
-        say(f"  {command:<{width}}  {why}")
-
-
-def _ledger(committed: dict[str, Any]) -> str:
-    """Whether every sample of every epoch was used once; the epochs of which that is not true are named."""
-    count = len(committed["epochs"])
-    text = (
-        f"{committed['once']:,} samples of {count} epoch{'s' * (count > 1)} committed once, "
-        f"{committed['twice']:,} twice, {committed['never']:,} never"
-    )
-    odd = [check for check in committed["epochs"] if check["twice"] or check["never"]]
-    if odd:
-        text += f" (epoch {', '.join(str(check['epoch'] + 1) for check in odd)})"
-    return f"{text}; {committed['left']:,} left of the last one" if committed["left"] else text
-
-
-def _shares(stale: dict[str, Any]) -> str:
-    """`0: 61 %, 1: 39 %`: how often a gradient was how stale, the commonest first."""
-    counts = sorted(stale["histogram"].items(), key=lambda item: -item[1])
-    total = sum(count for _, count in counts) or 1
-    return ", ".join(f"{updates}: {count / total:.0%}" for updates, count in counts[:4])
-
-
-def _is_nan(value: Any) -> bool:
-    """Also for infinity: JSON has neither."""
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _relative(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

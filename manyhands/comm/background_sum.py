@@ -13,7 +13,7 @@ class Background:
 
     def start(self, work: Callable[[], None]) -> None:
         self.finish()
-        # A daemon: whoever fails meanwhile must be able to end although the others never answer.
+        # A daemon: a worker that fails meanwhile must be able to end although the others never answer.
         self._thread = threading.Thread(target=self._run, args=(work,), name="sum", daemon=True)
         self._thread.start()
 

@@ -98,7 +98,7 @@ class BetweenHosts(Comm):
 
     def start_quick(self, vector: Tensor, operation: Any = dist.ReduceOp.SUM) -> Callable[[], None]:
         """A sum of a few numbers that overtakes whatever the lanes are busy with."""
-        # Whoever serves several lanes answers in each of them: its peers there hear of its host in no other way.
+        # A worker that serves several lanes answers in each: its peers there hear of its host in no other way.
         copies = [vector, *(vector.clone() for _ in self._quick[1:])]
         wire = vector.nbytes * len(copies)
         telemetry.count("bytes_sent", wire)

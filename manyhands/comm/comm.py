@@ -73,8 +73,8 @@ class ServerAccess(Protocol):
         worker that has not changed its copy itself."""
 
     def leave(self, take_part: Callable[[Any], object]) -> None:
-        """Nobody need wait for this worker until all workers have paused; `take_part(share)` makes a step, where
-        neighbours that have data cannot do without this worker."""
+        """The servers need not wait for this worker until all workers have paused; `take_part(share)` makes a step
+        where workers of its host that have data need it."""
 
 
 class DirectServerAccess(ServerAccess, Protocol):
@@ -133,7 +133,7 @@ class Comm:
         return torch.zeros(length, dtype=dtype)
 
     def give_back(self, vector: Tensor) -> None:
-        """Return the memory of a `vector`, whose contents are lost; all must, and nobody may still use it."""
+        """Return the memory of a `vector`, whose contents are lost; all workers must, and none may still use it."""
 
     def sum_(self, vector: Tensor) -> None:
         """The sum over all replicas, the same bits everywhere."""
@@ -157,7 +157,7 @@ class Comm:
         return float(row.max())
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """Everyone's bytes, by rank."""
+        """The bytes of every worker, by rank."""
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(payload)
         self.sum_(sizes)
@@ -171,11 +171,11 @@ class Comm:
         return [blob[begin:end] for begin, end in itertools.pairwise(edges)]
 
     def swap(self, peer: int, vector: Tensor) -> Tensor:
-        """A pair of replicas exchange vectors; returns the other's. All call it equally often: whoever has no partner
-        names itself, and gets its own."""
+        """A pair of replicas exchange vectors; returns the other's. All call it equally often: a replica without a
+        partner names itself, and gets its own vector."""
         if peer != self.rank:
             raise UsageError(
-                "pairs of workers meet in the memory of a host, or between hosts: use --device cpu"
+                "pairs of workers exchange through the memory of a host, or between hosts: use --device cpu"
             )
         return vector.clone()
 
@@ -187,8 +187,8 @@ class Comm:
 
     def start_swap(self, peer: int, vector: Tensor) -> None:
         """Begin a swap with a replica of another host that may go on while the caller computes; at most one at a time,
-        begun by the two whenever each likes. Until `finish_swap` nobody may touch the vector."""
-        raise UsageError("pairs of workers meet between hosts: use --device cpu")
+        begun by the two whenever each is ready. Until `finish_swap` neither may touch the vector."""
+        raise UsageError("pairs of workers exchange between hosts: use --device cpu")
 
     def swap_is_done(self) -> bool:
         """Whether `finish_swap` would not have to wait."""
@@ -199,8 +199,8 @@ class Comm:
         return None
 
     def start_sum(self, vector: Tensor) -> None:
-        """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` nobody may
-        touch the vector."""
+        """Begin a sum that may go on while the caller computes; at most one at a time. Until `finish_sum` no
+        process may touch the vector."""
         self.sum_(vector)
         self._started = vector
 
@@ -216,7 +216,7 @@ class Comm:
     def near(self, groups: int | None = None) -> "Comm":
         """The workers of this worker's host, or of its group where all workers form `groups`, as a comm of its own."""
         if self.size > 1:
-            raise UsageError("groups of workers meet in the memory of a host: use --device cpu")
+            raise UsageError("groups of workers exchange through the memory of a host: use --device cpu")
         return self
 
     def sums(self, replica: Spanned) -> Sums:

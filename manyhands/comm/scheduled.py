@@ -96,7 +96,7 @@ class _Thread:
     def __init__(self, schedule: Schedule, transport: Transport) -> None:
         self.given: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        # A daemon: whoever fails meanwhile must be able to end although the others never answer.
+        # A daemon: a worker that fails meanwhile must be able to end although the others never answer.
         threading.Thread(target=self._run, args=(schedule, transport), name="sums", daemon=True).start()
 
     def _run(self, schedule: Schedule, transport: Transport) -> None:

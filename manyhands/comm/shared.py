@@ -1,11 +1,11 @@
 """Sums through the memory of a host; with several hosts, owners of the same part exchange it between them.
 
-A vector from `SharedComm.vector` lies in the host's memory already: every worker adds up its part of it for everyone,
+A vector from `SharedComm.vector` lies in the host's memory already: every worker adds up its part of it for all,
 in place, and writes the sum to all. Any other vector passes in chunks that fit the caches, through a few buffers per
 worker that are used in turn. Each chunk goes through stages: `put` it where the others see it; with many workers,
-`reduce` one's own part of it for everyone; `take` the sum. A worker runs some chunks ahead of the others before it has
-to wait, so a short delay of one does not stop all. With several hosts it is copied whole: what goes over the network
-goes at once, since every chunk would have to wait for all hosts.
+`reduce` the worker's own part of it for all; `take` the sum. A worker runs some chunks ahead of the others before it
+has to wait, so a short delay of one does not stop all. With several hosts it is copied whole: what goes over the
+network goes at once, since every chunk would have to wait for all hosts.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ SHARE_BYTES = 1 << 18  # of a chunk, for each worker to add up: stays in a core'
 LARGEST_CHUNK_BYTES = 1 << 20
 BUFFERS = 4  # per worker
 AHEAD = 1  # how many chunks a stage runs before the next one follows
-DIRECT_BYTES = 1 << 18  # up to here every worker adds up everything itself: one meeting instead of two
+DIRECT_BYTES = 1 << 18  # up to here every worker adds up everything itself: one barrier instead of two
 
 
 class Lanes(Protocol):
@@ -54,18 +54,18 @@ class SharedComm(Comm):
         size: int,
         between: Lanes | None = None,
         transport: Callable[[], Transport] | None = None,
-        far: Callable[[], Transport] | None = None,
+        remote: Callable[[], Transport] | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self._host = host
         self._between = between
-        self._transport = transport  # for pairs; made when they first meet, by all workers together
-        self._far = far  # for pairs on different hosts, of which each comes when it likes
+        self._transport = transport  # for pairs; made at the first exchange, by all workers together
+        self._remote = remote  # for pairs on different hosts, of which each begins when it is ready
         self._buffers: _Buffers | None = None
         self._done = 0  # chunks that went through, over all sums
         self._in_place: list[_Rows] = []
-        self._room: _Rows | None = None  # where vectors from elsewhere are added up, with several hosts
+        self._scratch: _Rows | None = None  # where vectors from elsewhere are added up, with several hosts
         self._background = Background()
         self._pair = Background()
         self._swapped: Tensor | None = None
@@ -94,7 +94,7 @@ class SharedComm(Comm):
         self.finish_sum()
         # By all workers at the same point of their work: not in the thread.
         if self._between:
-            self._claim_room(vector)
+            self._claim_scratch(vector)
         else:
             self._claim_buffers()
         self._background.start(lambda: self._sum(vector))
@@ -115,9 +115,9 @@ class SharedComm(Comm):
             return swap(self._transport(), peer, vector)
 
     def start_swap(self, peer: int, vector: Tensor) -> None:
-        if not self._far:
+        if not self._remote:
             return super().start_swap(peer, vector)
-        transport = self._far()
+        transport = self._remote()
 
         def meet() -> None:
             self._swapped = swap(transport, peer, vector)
@@ -147,14 +147,14 @@ class SharedComm(Comm):
         self._buffers = self._buffers or _Buffers(self._host)
         return self._buffers
 
-    def _claim_room(self, vector: Tensor) -> "_Rows":
+    def _claim_scratch(self, vector: Tensor) -> "_Rows":
         """Memory in which a vector can be added up; it only grows."""
-        if self._room is None or self._room.mine.nbytes < vector.nbytes:
+        if self._scratch is None or self._scratch.mine.nbytes < vector.nbytes:
             assert isinstance(self._host, Host), "groups of a host have nothing to do with others"
-            if self._room:
-                self._room.give_back()
-            self._room = _Rows(self._host, vector.nbytes, torch.uint8)
-        return self._room
+            if self._scratch:
+                self._scratch.give_back()
+            self._scratch = _Rows(self._host, vector.nbytes, torch.uint8)
+        return self._scratch
 
     def _sum(self, vector: Tensor) -> None:
         if self.size == 1 or not vector.numel():
@@ -164,13 +164,13 @@ class SharedComm(Comm):
         elif rows := next((rows for rows in self._in_place if rows.hold(vector)), None):
             self._sum_in_place(rows, vector)
         elif self._between:
-            self._sum_in_room(vector.view(-1))
+            self._sum_in_scratch(vector.view(-1))
         else:
             self._sum_through_buffers(vector)
         telemetry.count("shared_bytes", vector.nbytes)
 
     def _sum_at_once(self, vector: Tensor) -> None:
-        """Everyone's whole vector to all, and each adds them up."""
+        """Every worker's whole vector to all, and each adds them up."""
         buffers = self._claim_buffers()
         self._put(buffers, self._done, vector)
         self._take_sum(buffers, self._done, vector)
@@ -193,11 +193,11 @@ class SharedComm(Comm):
                     row[part].copy_(total)
         rows.meet()
 
-    def _sum_in_room(self, vector: Tensor) -> None:
-        room = self._claim_room(vector)
-        copy = room.mine.view(vector.dtype)[: len(vector)]
+    def _sum_in_scratch(self, vector: Tensor) -> None:
+        scratch = self._claim_scratch(vector)
+        copy = scratch.mine.view(vector.dtype)[: len(vector)]
         copy.copy_(vector)
-        self._sum_in_place(room, copy)
+        self._sum_in_place(scratch, copy)
         vector.copy_(copy)
 
     def _parts(self, length: int) -> list[tuple[int, slice]]:
@@ -209,7 +209,7 @@ class SharedComm(Comm):
     def _sum_through_buffers(self, vector: Tensor) -> None:
         buffers = self._claim_buffers()
         chunks = vector.view(-1).split(chunk_bytes(self._host.size) // vector.element_size())
-        by_each = self._host.size == 2  # one meeting less, and nothing is added up twice that would be once
+        by_each = self._host.size == 2  # one barrier less, and nothing is added up twice that would be once
         stages = [self._put, self._take_sum] if by_each else [self._put, self._reduce, self._take_result]
         first = self._done
         for tick in range(len(chunks) + AHEAD * (len(stages) - 1)):
@@ -219,7 +219,7 @@ class SharedComm(Comm):
         self._done += len(chunks)
 
     def _put(self, buffers: "_Buffers", number: int, chunk: Tensor) -> None:
-        buffers.taken.wait(number + 1 - BUFFERS)  # nobody still needs what this buffer held before
+        buffers.taken.wait(number + 1 - BUFFERS)  # no worker still needs what this buffer held before
         buffers.views(number, chunk)[self._host.index].copy_(chunk)
         buffers.filled.publish(number + 1)
 
@@ -292,7 +292,7 @@ class _Rows:
         return 0 <= vector.data_ptr() - self.mine.data_ptr() < self.mine.nbytes
 
     def like(self, vector: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The same part of everyone's: this worker's, and the others' in a fixed order."""
+        """The same part of all vectors: this worker's, and the others' in a fixed order."""
         start = (vector.data_ptr() - self.mine.data_ptr()) // vector.element_size()
         rows = self._rows.view(vector.dtype)[:, start : start + vector.numel()]
         return rows[self._host.index], [rows[i] for i in range(self._host.size) if i != self._host.index]

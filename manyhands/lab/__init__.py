@@ -1,0 +1,1 @@
+"""Runs in tests and benchmarks: several hosts emulated on one machine."""

@@ -59,18 +59,18 @@ def _part(key: str, piece: TensorSlice, dtype: torch.dtype) -> _AssembledPart:
 class Assembly:
     """Takes this replica's state apart and puts it together; `layout` is that of the whole model."""
 
-    def __init__(self, standing: ProcessGroups, replica: Replica, layout: Layout) -> None:
-        self._crew = standing.crew
+    def __init__(self, groups: ProcessGroups, replica: Replica, layout: Layout) -> None:
+        self._group = groups.model_parallel
         self._replica = replica
         self._layout = layout
         self._places = {place.name: place for place in layout.places}
 
     @property
     def leads(self) -> bool:
-        return self._crew.rank == 0
+        return self._group.rank == 0
 
     def whole(self, own: Mapping[str, Tensor]) -> Tensors:
-        """Everyone's pieces put together, on the lead; the others get nothing."""
+        """The pieces of all workers put together, on the lead; the others get nothing."""
         flat = {key for key in own if key.startswith("kept/")}
         pieces = {
             key: (value, self._piece(key, value))
@@ -79,14 +79,14 @@ class Assembly:
         }
         pieces |= {key: found for name in sorted(flat) for key, found in self._cut_kept(name, own[name])}
         offered = [_part(key, piece, value.dtype) for key, (value, piece) in pieces.items()]
-        everyone = self._crew.gather(msgspec.json.encode(offered))
-        transport = self._crew.transport()
+        rows = self._group.gather(msgspec.json.encode(offered))
+        transport = self._group.transport()
         if not self.leads:
             for value, _ in pieces.values():
                 transport.send(0, _bytes(value.detach().contiguous())).wait()
             return {}
         found: Tensors = {}
-        for rank, row in enumerate(everyone):
+        for rank, row in enumerate(rows):
             for part in msgspec.json.decode(row, type=list[_AssembledPart]):
                 if rank == 0:
                     value = pieces[part.key][0].detach()
@@ -106,7 +106,7 @@ class Assembly:
         everything = self._spread_kept(whole) if self.leads else {}
         known = [_part(key, TensorSlice(shape=tuple(v.shape)), v.dtype) for key, v in everything.items()]
         told = msgspec.json.decode(
-            self._crew.gather(msgspec.json.encode(known))[0], type=list[_AssembledPart]
+            self._group.gather(msgspec.json.encode(known))[0], type=list[_AssembledPart]
         )
         here = self._replica.part.tensors()
         wanted = []
@@ -118,10 +118,10 @@ class Assembly:
                 piece = self._replica.part.piece(name, here[name])
                 cut = piece if tuple(part.shape) == piece.shape else TensorSlice(shape=tuple(part.shape))
                 wanted.append(_part(part.key, cut, getattr(torch, part.dtype)))
-        everyone = self._crew.gather(msgspec.json.encode(wanted))
-        transport = self._crew.transport()
+        rows = self._group.gather(msgspec.json.encode(wanted))
+        transport = self._group.transport()
         own: Tensors = {}
-        for rank, row in enumerate(everyone):
+        for rank, row in enumerate(rows):
             for part in msgspec.json.decode(row, type=list[_AssembledPart]):
                 if self.leads:
                     value = part.piece.of(everything[part.key]).contiguous()
@@ -129,7 +129,7 @@ class Assembly:
                         transport.send(rank, _bytes(value)).wait()
                     else:
                         own[part.key] = value
-                elif rank == self._crew.rank:
+                elif rank == self._group.rank:
                     own[part.key] = part.empty(whole=False)
                     transport.receive(0, _bytes(own[part.key])).wait()
         return self._gather_kept(own)
@@ -137,19 +137,19 @@ class Assembly:
     def everywhere(self, whole: Mapping[str, Tensor]) -> Tensors:
         """What the lead has put together, on every worker of the replica."""
         known = [_part(key, TensorSlice(shape=tuple(v.shape)), v.dtype) for key, v in whole.items()]
-        told = self._crew.gather(msgspec.json.encode(known))[0]
+        told = self._group.gather(msgspec.json.encode(known))[0]
         found: Tensors = {}
         for part in msgspec.json.decode(told, type=list[_AssembledPart]):
             value = whole[part.key].clone().contiguous() if self.leads else part.empty(whole=True)
             if value.numel():
-                self._crew.comm.copy_(value.view(-1))
+                self._group.comm.copy_(value.view(-1))
             found[part.key] = value
         return found
 
     def states(self, own: States) -> States:
         """What every worker of the replica knows of the optimizer's state, by parameter name."""
         merged: States = {}
-        for row in self._crew.gather(msgspec.json.encode(own)):
+        for row in self._group.gather(msgspec.json.encode(own)):
             merged.update(msgspec.json.decode(row))
         return merged
 

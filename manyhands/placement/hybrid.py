@@ -54,22 +54,22 @@ class Hybrid(Placement):
         return form(workers, stages=self.pipeline, ways=self.tensor)
 
     def place(
-        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "ProcessGroups", example: Any
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", groups: "ProcessGroups", example: Any
     ) -> "ModelParallelPart":
         if self.tensor == 1:
-            return self._stages().place(model, optimizer, loss, standing, example)
+            return self._stages().place(model, optimizer, loss, groups, example)
         if self.pipeline == 1:
-            return self._ways().place(model, optimizer, loss, standing, example)
+            return self._ways().place(model, optimizer, loss, groups, example)
         from manyhands.placement.model_parallel import require_element_wise
         from manyhands.placement.pipeline.stages import Stages
         from manyhands.placement.tensor.slices import slice_model
 
         require_element_wise(optimizer, "hybrid")
         stages = self._stages()
-        cuts = stages.cuts(model, loss, standing, example)
-        modules = Stages.modules(cuts, standing)
+        cuts = stages.cuts(model, loss, groups, example)
+        modules = Stages.modules(cuts, groups)
         given = {"whole": self.whole, "columns": self.columns, "rows": self.rows}
-        sliced = slice_model(model, standing, modules, given)
+        sliced = slice_model(model, groups, modules, given)
         return Stages(
-            model, loss, standing, cuts, schedule=self.schedule, micros=self.microbatches, sliced=sliced
+            model, loss, groups, cuts, schedule=self.schedule, micros=self.microbatches, sliced=sliced
         )

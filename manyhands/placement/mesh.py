@@ -1,4 +1,4 @@
-"""Where each worker stands: replicas × shards × stages × ways, as arithmetic over ranks.
+"""The place of each worker: replicas × shards × stages × ways, as arithmetic over ranks.
 
 Ways change fastest, then stages, then shards, then replicas. Launchers number the workers of a host one after the
 other, so a replica lies inside a host where it fits into one, and only what replicas exchange crosses between
@@ -65,11 +65,11 @@ class Mesh:
         """Workers with the same part of the model, one of each replica."""
         return self._groups(lambda place: (place.shard, place.stage, place.way))
 
-    def crews(self) -> Groups:
+    def model_parallel_groups(self) -> Groups:
         """Workers of the same replica."""
         return self._groups(lambda place: place.replica)
 
-    def sides(self) -> Groups:
+    def tensor_parallel_groups(self) -> Groups:
         """Workers that divide the same layers: the ways of a stage."""
         return self._groups(lambda place: (place.replica, place.shard, place.stage))
 

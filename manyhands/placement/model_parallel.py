@@ -1,4 +1,4 @@
-"""The part of a worker that computes a replica together with others: what it holds, and what they agree on."""
+"""The part of a worker in a model-parallel group: the tensors that it holds, and what the group agrees on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,22 +19,22 @@ from manyhands.replica.state.slice_of import TensorSlice
 
 @dataclass
 class MemberGroup:
-    """Those with whom this worker divides its layers; hooks outlive a generation, and ask here who they are now."""
+    """The tensor-parallel group of this worker; hooks outlive a generation, and find the present group here."""
 
-    standing: ProcessGroups
+    groups: ProcessGroups
 
     @property
     def comm(self) -> Comm:
-        return self.standing.sides.comm
+        return self.groups.tensor_parallel.comm
 
 
 @dataclass(frozen=True)
 class Sliced:
-    """Which pieces of the parameters are this worker's, and the hooks that make up for the rest."""
+    """Which pieces of the parameters this worker has, and the hooks that exchange the rest."""
 
-    side: MemberGroup
+    members: MemberGroup
     pieces: dict[int, TensorSlice] = field(default_factory=dict)
-    alone: set[int] = field(default_factory=set)  # tensors of which the other ways have nothing
+    alone: set[int] = field(default_factory=set)  # tensors that only this worker of the group has
     elsewhere: set[int] = field(default_factory=set)  # tensors of which this worker has nothing
     hooks: list[Any] = field(default_factory=list)
 
@@ -44,22 +44,22 @@ class ModelParallelPart(Part):
 
     spread = True
     division: tuple[int, ...] = ()
-    """What another worker must be told to divide the model in the same way, beside the placement."""
+    """What a new worker needs, beside the placement, to divide the model in the same way."""
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
-        standing: ProcessGroups,
+        groups: ProcessGroups,
         *,
         held: set[int],
         sliced: Sliced | None = None,
     ) -> None:
         super().__init__(model, loss)
-        self.standing = standing
+        self.groups = groups
         self._held = held  # the ids of the parameters and buffers that are here
-        sliced = sliced or Sliced(MemberGroup(standing))
-        self._side = sliced.side
+        sliced = sliced or Sliced(MemberGroup(groups))
+        self._members = sliced.members
         self._pieces = sliced.pieces  # of those that are cut
         self._alone = sliced.alone
         self._hooks = list(sliced.hooks)  # that are on the model until the session ends
@@ -74,12 +74,12 @@ class ModelParallelPart(Part):
                 elif id(tensor) in self._pieces:
                     tensor.data = self._pieces[id(tensor)].of(tensor.data).clone()
 
-    def move(self, standing: ProcessGroups) -> None:
+    def move(self, groups: ProcessGroups) -> None:
         """Go on with the same part among the workers of another generation."""
-        self.standing = self._side.standing = standing
-        draw_alike(standing)  # some may have come further in a step that is made again
+        self.groups = self._members.groups = groups
+        draw_alike(groups)  # a worker may have drawn more of them in a step that is made again
 
-    def stretch(self) -> None:
+    def release(self) -> None:
         """Give the part up: the model has its whole shape again, without values, and can be divided anew."""
         for hook in self._hooks:
             hook.remove()
@@ -122,20 +122,20 @@ class ModelParallelPart(Part):
         return self._pieces.get(self._ids[name], TensorSlice(shape=self._shapes[name]))
 
     def counts(self, name: str) -> bool:
-        """All have a piece of what is cut; for what several have whole, the first speaks."""
-        position = self.standing.position
+        """Every worker counts its piece of a tensor that is cut; the first worker counts a tensor that several have."""
+        position = self.groups.position
         is_first = position.way == 0 and position.shard == 0
         return is_first or self._ids[name] in self._alone or self.piece(name, None).cut
 
     def whole_norm(self, norm: Tensor) -> Tensor:
-        rows = self.standing.crew.exchange([float(norm) ** 2])
+        rows = self.groups.model_parallel.exchange([float(norm) ** 2])
         return norm.new_tensor(sum(row[0] for row in rows) ** 0.5)
 
 
-def draw_alike(standing: ProcessGroups) -> None:
+def draw_alike(groups: ProcessGroups) -> None:
     """Workers that compute the same draw the same dropout masks: from the first one's random state."""
-    if standing.mesh.ways > 1:
-        state = standing.sides.gather(torch.get_rng_state().numpy().tobytes())[0]
+    if groups.mesh.ways > 1:
+        state = groups.tensor_parallel.gather(torch.get_rng_state().numpy().tobytes())[0]
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 

@@ -1,4 +1,4 @@
-"""The placement of a session: the mesh that its workers form, and this worker's standing and part in it."""
+"""The placement of a session: the mesh that its workers form, and this worker's process groups and part in it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ class PlacedModel:
         self.mesh = self.placement.mesh(workers)
         self._example = example
         self._rank = 0
-        self._standing: ProcessGroups | None = None
+        self._groups: ProcessGroups | None = None
         self._assembly: Assembly | None = None
         self._part: ModelParallelPart | None = None
         self._layout: Layout | None = None  # of the whole model
@@ -68,7 +68,7 @@ class PlacedModel:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker speaks for its replica."""
+        """Whether this worker assembles the state of its replica."""
         return self._assembly is None or self._assembly.leads
 
     def shapes(self, model: nn.Module) -> list[Any]:
@@ -91,14 +91,14 @@ class PlacedModel:
     ) -> ModelParallelPart | None:
         """Take a place among the workers of a world; returns this worker's part, or None where it has everything.
 
-        `has_begun` is whether the model is divided already; whoever `keeps` its part goes on with it, and the others
-        get one whose values they have to take over.
+        `has_begun` is whether the model is divided already; a worker that `keeps` its part goes on with it, and the
+        others get one whose values they have to take over.
         """
         self.mesh = self.placement.mesh(world.size)
         self._rank = world.rank
-        # Those with the same part of other replicas: the world of the strategy.
+        # The workers with the same part of other replicas: the world of the strategy.
         self.peers = world
-        # Those whose statistics may differ: workers of a replica see the same samples, unless each has its own.
+        # The workers whose statistics may differ: workers of a replica see the same samples, unless each has its own.
         self.observers = world
         if self.is_whole:
             return None
@@ -107,42 +107,42 @@ class PlacedModel:
                 "models are laid over workers in the memory of hosts; use --device cpu, or no --placement"
             )
         division = self._told(world, keeps=keeps) if has_begun else ()
-        self._standing = standing = ProcessGroups(world, self.mesh, division)
-        self.peers = standing.peers
+        self._groups = groups = ProcessGroups(world, self.mesh, division)
+        self.peers = groups.peers
         self.observers = world if self.mesh.shards > 1 else self.peers
         if keeps and self._part:
-            self._part.move(standing)
+            self._part.move(groups)
             return self._part
         if self._part:
-            self._part.stretch()
+            self._part.release()
         if self._layout is None:
             self._layout = lay_out_model(model, optimizer, span_bytes=SPAN_BYTES, lanes=1)
         if not has_begun:
             begin_alike(model, world)
-        self._part = self.placement.place(model, optimizer, loss, standing, self._example)
+        self._part = self.placement.place(model, optimizer, loss, groups, self._example)
         return self._part
 
     def barrier_group(self, world: World) -> BarrierGroup | None:
-        """With whom every step is made, where there are several replicas in parts."""
+        """The workers that pass the gate of a step together, where there are several replicas in parts."""
         if self.is_whole or self.mesh.replicas == 1:
             return None
         return BarrierGroup(world.host, self.peer_ranks)
 
     @property
     def peer_ranks(self) -> tuple[int, ...]:
-        """The ranks, in the world, of those with the same part."""
+        """The ranks, in the world, of the workers with the same part."""
         return next(ranks for ranks in self.mesh.peers() if self._rank in ranks)
 
     def _told(self, world: World, *, keeps: bool) -> tuple[int, ...]:
-        """How the model is divided, from those who have a part of it."""
+        """How the model is divided, as the workers that have a part of it say."""
         said = world.gather(msgspec.json.encode(self._part.division if keeps and self._part else None))
         known = [msgspec.json.decode(row, type=tuple[int, ...] | None) for row in said]
         return next(division for division in known if division is not None)
 
     def settle(self, replica: Replica) -> None:
         """The replica is made."""
-        if self._standing and self._layout:
-            self._assembly = Assembly(self._standing, replica, self._layout)
+        if self._groups and self._layout:
+            self._assembly = Assembly(self._groups, replica, self._layout)
 
     # The state of a replica, whatever its placement
 

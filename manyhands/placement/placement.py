@@ -32,7 +32,7 @@ class Placement:
         """Refuse, before any process starts, what cannot run as asked."""
 
     def place(
-        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "ProcessGroups", example: Any
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", groups: "ProcessGroups", example: Any
     ) -> "ModelParallelPart":
         """This worker's part of the model, which has worker 0's values; what others have may be given up."""
         raise NotImplementedError

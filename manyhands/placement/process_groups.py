@@ -1,4 +1,4 @@
-"""A worker's standing in the mesh: its position, and the worlds of those it works with."""
+"""A worker's position in the mesh, and its process groups."""
 
 from manyhands.cluster.worker.division import divided
 from manyhands.cluster.worker.world import World
@@ -6,9 +6,9 @@ from manyhands.placement.mesh import Mesh
 
 
 class ProcessGroups:
-    """Where this worker stands, with whom it shares a replica, and who has the same part of other replicas.
+    """The groups of one worker: the other workers of its replica, and the workers with the same part of other replicas.
 
-    `division` is what those who have a part already say of how the model is divided.
+    `division` says how the workers that have a part already have divided the model.
     """
 
     def __init__(self, world: World, mesh: Mesh, division: tuple[int, ...] = ()) -> None:
@@ -21,6 +21,10 @@ class ProcessGroups:
         # The strategy's world: replicas agree part by part.
         self.peers = world if whole else divided(world, mesh.peers())
         # All workers of this replica, in the order of the mesh.
-        self.crew = divided(world, mesh.crews())
-        # Those with whom this worker divides its layers.
-        self.sides = self.crew if mesh.members == mesh.ways else divided(world, mesh.sides())
+        self.model_parallel = divided(world, mesh.model_parallel_groups())
+        # The workers that divide the same layers.
+        self.tensor_parallel = (
+            self.model_parallel
+            if mesh.members == mesh.ways
+            else divided(world, mesh.tensor_parallel_groups())
+        )

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from manyhands import placement as placements
 from manyhands import strategies
 from manyhands.cluster.launcher import cores, supervisor
+from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.events import Event
 
@@ -108,7 +109,7 @@ class Logs:
 class Ran(Logs):
     """How a run with faults went."""
 
-    outcome: supervisor.Outcome
+    outcome: Outcome
     events: list[Event]
     fired: list[Fault]
 

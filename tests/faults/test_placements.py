@@ -11,8 +11,8 @@ from torch import Tensor
 from manyhands import strategies
 from manyhands.cli.restart import Restart
 from manyhands.cli.run import elastic_terms
+from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.events import Event
-from manyhands.cluster.launcher.supervisor import Outcome
 from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
 from manyhands.placement import Mesh

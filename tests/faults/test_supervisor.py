@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.cluster.launcher import cores, supervisor
+from manyhands.cluster.launcher.blame import Outcome
 from manyhands.errors import ManyhandsError
 
 LONG_S = 30.0
@@ -50,7 +51,7 @@ def _what_this_process_holds() -> tuple[Counter[str], Counter[str], list[object]
 class Heard:
     """What a run said."""
 
-    outcome: supervisor.Outcome
+    outcome: Outcome
     lines: list[tuple[int, str]] = field(default_factory=list)
     ticks: int = 0
 
@@ -413,7 +414,7 @@ def test_a_module_runs_with_its_arguments() -> None:
     assert lines[0].startswith("usage:")
 
 
-def _run_command(command: list[str], lines: list[str] | None = None) -> supervisor.Outcome:
+def _run_command(command: list[str], lines: list[str] | None = None) -> Outcome:
     return supervisor.run(
         command,
         workers=1,

@@ -1,0 +1,1 @@
+"""Runs in the coordinator: which workers belong to the run, generation after generation."""

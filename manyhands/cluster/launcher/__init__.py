@@ -1,0 +1,1 @@
+"""Runs in the launcher: starts the processes of a host, watches them, and ends the run."""

@@ -1,4 +1,4 @@
-"""The launcher's side of the coordinator: starts it, tells it who has ended, hears what it reports."""
+"""The launcher's side of the coordinator: starts it, tells it which members have ended, reads its reports."""
 
 import contextlib
 import os
@@ -23,11 +23,11 @@ class Elastic:
     """How a run may change while it goes on."""
 
     most: int
-    """Workers at once; those beyond what the launcher starts have to join."""
+    """Workers at once; those beyond the ones that the launcher starts have to join."""
     replace: int
     """How many workers that have died are replaced before the run goes on with fewer."""
     stall_s: float = STALL_S
-    """A worker of which nothing was heard for this long is killed."""
+    """The launcher kills a worker that was silent for this long."""
     hosts: int = 0
     """How many hosts must have come before the run begins; 0: all workers are on this one, and no port is opened."""
     crew: int = 1
@@ -48,14 +48,14 @@ class Coordination:
     """One coordinator process at a time; leaving the context ends it."""
 
     def __init__(self, members: list[int], elastic: Elastic, servers: int = 0) -> None:
-        server, guest = make_keys(), make_keys()
+        server, member = make_keys(), make_keys()
         endpoint = (
             f"tcp://{elastic.address}" if elastic.hosts else f"ipc://@manyhands-{secrets.token_hex(16)}"
         )
         self._orders = Orders(
             endpoint=endpoint,
             keys=(server[0].decode(), server[1].decode()),
-            remote_hosts=[guest[0].decode()],
+            remote_hosts=[member[0].decode()],
             members=members,
             most=elastic.most,
             stall_s=elastic.stall_s,
@@ -64,12 +64,12 @@ class Coordination:
             alike=elastic.alike,
             servers=servers if elastic.hosts else 0,
         )
-        self._elastic = elastic
+        self.elastic = elastic
         self.invitation = Invitation(
             endpoint=endpoint,
             server_key=server[0].decode(),
-            public_key=guest[0].decode(),
-            secret_key=guest[1].decode(),
+            public_key=member[0].decode(),
+            secret_key=member[1].decode(),
         )
         self.members = tuple(members)
         self._ended: list[int] = []
@@ -85,9 +85,9 @@ class Coordination:
     @property
     def environ(self) -> Mapping[str, str]:
         """What a worker needs in order to be a member."""
-        known = {local.INVITATION: self.invitation.text()}
-        if self._elastic.hosts:
-            known |= host_environ(0, self._elastic.address.rpartition(":")[0])
+        known = {local.INVITATION: self.invitation.text(), local.MOST: str(self.elastic.most)}
+        if self.elastic.hosts:
+            known |= host_environ(0, self.elastic.address.rpartition(":")[0])
         return known
 
     @property
@@ -129,7 +129,7 @@ class Coordination:
 
     def _say(self, message: Orders | Ended) -> None:
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # its death is heard on the other pipe
+        with contextlib.suppress(BrokenPipeError):  # the launcher hears of its death on the other pipe
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
 
     def take(self) -> list[Report] | None:

@@ -32,9 +32,9 @@ def describe_exit(code: int) -> str:
     return f"{meaning} ({name})" if meaning else f"killed by {name}"
 
 
-def ending(code: int, last_words: Sequence[str]) -> str:
+def ending(code: int, exit_report: Sequence[str]) -> str:
     """How one has ended, given what it said at its end: `ended with` and its exception, or `died:` and its code."""
-    exception = _exception_in(last_words) if code == local.EXIT_CRASHED else None
+    exception = _exception_in(exit_report) if code == local.EXIT_CRASHED else None
     return f"ended with {exception}" if exception else f"died: {describe_exit(code)}"
 
 

@@ -1,7 +1,7 @@
-"""A launcher's part in a run whose coordinator is on another host: speaks for its workers, and sees to them.
+"""The launcher's agent in a run whose coordinator is on another host.
 
-It says several times a second that this host is there, and how its workers have ended. Where the way to the coordinator
-is cut, its workers wait, and so does it.
+Several times a second it tells the coordinator that this host is there, and how its workers have ended. Where the
+network to the coordinator is cut, the workers wait, and so does the agent.
 """
 
 import contextlib
@@ -21,22 +21,22 @@ from manyhands.cluster.coordinator.control import (
     encode,
     to_member,
 )
+from manyhands.cluster.launcher.child import Child
 from manyhands.cluster.launcher.exits import describe_exit
-from manyhands.cluster.launcher.processes import Worker, WorkerProcesses
+from manyhands.cluster.launcher.processes import WorkerProcesses
 from manyhands.cluster.launchers import local
 from manyhands.comm.transports.curve import introduce, watch
 from manyhands.errors import ManyhandsError
 
 BEAT_S = 0.25
-KNOCKING_S = 60.0
+HANDSHAKE_S = 60.0
 GIVE_UP_S = 600.0
 _LINGER_MS = 1000
 _NEXT_S = 1.0  # before a dead worker's replacement is started, for each one before it
 
 
 class HostAgent:
-    """`workers` and `servers` of this host, whose `address` the others know; of those that die, `replace` are
-    replaced."""
+    """Speaks for the `workers` and `servers` of this host at `address`; replaces up to `replace` of those that die."""
 
     def __init__(
         self, invitation: Invitation, *, address: str, workers: int, replace: int, servers: int = 0
@@ -51,7 +51,7 @@ class HostAgent:
         self._ended: dict[int, str] = {}
         self._failed = ""
         self._has_finished = False
-        self._state_holders: set[int] = set()  # those who have been in the run
+        self._state_holders: set[int] = set()  # members that have been in the run
         self._due: list[tuple[float, int]] = []
         self._replaced = 0
         self.host = -1
@@ -75,9 +75,9 @@ class HostAgent:
                 self._beat()
                 if self._socket.poll(round(BEAT_S * 1000)):
                     self._hear()
-                if time.monotonic() - self._heard_s > KNOCKING_S:
+                if time.monotonic() - self._heard_s > HANDSHAKE_S:
                     raise ManyhandsError(
-                        f"the run at {self._where} has not answered for {KNOCKING_S:.0f} s; check that it goes on, "
+                        f"the run at {self._where} has not answered for {HANDSHAKE_S:.0f} s; check that it goes on, "
                         "that its address can be reached from here, and that its join.json is the newest"
                     )
         except BaseException:
@@ -93,9 +93,9 @@ class HostAgent:
     def first_number(self) -> int:
         return self.host * NUMBERS
 
-    def see_to(self, crew: WorkerProcesses, start: Callable[[int], int]) -> None:
-        """These workers; `start(place)` starts one in the place of another."""
-        self._crew = crew
+    def see_to(self, processes: WorkerProcesses, start: Callable[[int], int]) -> None:
+        """Look after these processes; `start(place)` starts one in the place of another."""
+        self._processes = processes
         self._start = start
 
     # What a launcher asks
@@ -103,34 +103,34 @@ class HostAgent:
     def is_server(self, rank: int) -> bool:
         return self._places[rank] >= self._workers
 
-    def note_end(self, worker: Worker) -> bool:
-        """One has ended; says whether the others can go on."""
-        self._has_finished = self._has_finished or (worker.code == 0 and not self.is_server(worker.rank))
-        is_good = worker.code in local.GOOD_ENDS
-        self._ended[self.first_number + worker.rank] = "" if is_good else describe_exit(worker.code)
-        if worker.code > 0 and not is_good and not self._has_finished:
-            self._fail(worker)
+    def note_end(self, child: Child) -> bool:
+        """A process has ended; says whether the others can go on."""
+        self._has_finished = self._has_finished or (child.code == 0 and not self.is_server(child.rank))
+        is_good = child.code in local.GOOD_ENDS
+        self._ended[self.first_number + child.rank] = "" if is_good else describe_exit(child.code)
+        if child.code > 0 and not is_good and not self._has_finished:
+            self._fail(child)
         self._beat()
-        if worker.code < 0 and self._replaced < self._replace:
-            self._due.append((time.monotonic() + _NEXT_S * self._replaced, self._places[worker.rank]))
+        if child.code < 0 and self._replaced < self._replace:
+            self._due.append((time.monotonic() + _NEXT_S * self._replaced, self._places[child.rank]))
             self._replaced += 1
-        return is_good or self._has_finished or (worker.code < 0 and self.goes_on())
+        return is_good or self._has_finished or (child.code < 0 and self.goes_on())
 
-    def _fail(self, worker: Worker) -> None:
-        """By an error of its own, which the workers of other hosts would meet as well."""
-        refusals = [line for line in worker.tail if line.startswith("error: ")]
-        if worker.code == local.EXIT_REFUSED and refusals:
+    def _fail(self, child: Child) -> None:
+        """A process ended by an error of its own, which the workers of other hosts would meet as well."""
+        refusals = [line for line in child.tail if line.startswith("error: ")]
+        if child.code == local.EXIT_REFUSED and refusals:
             self._failed = refusals[-1].removeprefix("error: ")[:400]
-        elif worker.code != local.EXIT_PEER_LOST:
-            name = "server" if self.is_server(worker.rank) else "worker"
-            self._failed = f"{name} {self.first_number + worker.rank} {worker.ending}"[:400]
+        elif child.code != local.EXIT_PEER_LOST:
+            name = "server" if self.is_server(child.rank) else "worker"
+            self._failed = f"{name} {self.first_number + child.rank} {child.ending}"[:400]
 
     def goes_on(self) -> bool:
-        """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""
+        """Whether any worker runs or will; once one has finished, those that have not joined come too late."""
         if self._has_finished:
-            workers = [one for one in self._crew.running if not self.is_server(one.rank)]
-            return any(self.first_number + worker.rank in self._state_holders for worker in workers)
-        return bool(self._crew.busy or self._due)
+            workers = [one for one in self._processes.running if not self.is_server(one.rank)]
+            return any(self.first_number + child.rank in self._state_holders for child in workers)
+        return bool(self._processes.busy or self._due)
 
     @property
     def has_finished(self) -> bool:
@@ -138,7 +138,7 @@ class HostAgent:
 
     @property
     def failed(self) -> str:
-        """Why the run cannot go on, for a reason that is not on this host: here nobody would know."""
+        """Always empty: this launcher hears of no failure on another host."""
         return ""
 
     def tick(self) -> None:
@@ -183,6 +183,6 @@ class HostAgent:
             self.host = said.host
             self._heard_s = time.monotonic()
             self._state_holders |= set(said.seated)
-            for worker in self._crew.running if said.stalled else ():
-                if self.first_number + worker.rank in said.stalled:
-                    worker.signal(signal.SIGKILL)
+            for child in self._processes.running if said.stalled else ():
+                if self.first_number + child.rank in said.stalled:
+                    child.signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What the launcher does so that a run survives: replaces workers that died, kills those that hang, reports it all."""
+"""How the launcher keeps an elastic run going: it replaces workers that died, kills those that hang, reports both."""
 
 import signal
 import time
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from manyhands.cluster.coordinator.orders import Report
-from manyhands.cluster.launcher.coordination import Coordination, Elastic
+from manyhands.cluster.launcher.child import Child
+from manyhands.cluster.launcher.coordination import Coordination
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.exits import describe_exit
-from manyhands.cluster.launcher.processes import Worker, WorkerProcesses
+from manyhands.cluster.launcher.processes import WorkerProcesses
 from manyhands.cluster.launchers import local
 
 FIRST_DELAY_S = 0.5  # before the second replacement; each one after it waits twice as long
@@ -18,7 +19,7 @@ LONGEST_DELAY_S = 30.0
 
 @dataclass(kw_only=True)
 class _Death:
-    worker: Worker
+    child: Child
     how: str
     at_s: float
 
@@ -31,98 +32,95 @@ class Survival:
 
     def __init__(
         self,
-        crew: WorkerProcesses,
+        processes: WorkerProcesses,
         coordination: Coordination,
-        elastic: Elastic,
         *,
         start: Callable[[int], int],
         start_server: Callable[[int], int],
         servers: Iterable[int],
         on_event: Callable[[Event], None],
     ) -> None:
-        self._crew = crew
+        self._processes = processes
         self._coordination = coordination
-        self._elastic = elastic
+        self._elastic = coordination.elastic
         self._start = start
         self._start_server = start_server
         self._servers = {rank: rank for rank in servers}  # by number: whose place it has
         self._first_server = min(self._servers, default=0)
         self._on_event = on_event
-        self._slots: dict[int, int] = {
-            worker: worker for worker in coordination.members
-        }  # of whom it has the place
-        self._state_holders = set(coordination.members)  # those who have the run's state
+        self._slots = {number: number for number in coordination.members}  # whose place each worker has
+        self._state_holders = set(coordination.members)  # members that have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
-        self._waiting: set[int] = set()  # those whose replica is not whole
+        self._waiting: set[int] = set()  # members whose replica is not whole
         self._has_finished = False
         self.failed = ""  # why a launcher on another host says that the run cannot go on
-        self._remote_hosts: set[int] = set()  # members that someone else has started
+        self._remote_hosts: set[int] = set()  # members that another launcher has started
         self._replaced = 0
         self._due: list[tuple[float, int]] = []  # when to start a replacement, and in which place
-        crew.listen(coordination, self._hear)
+        processes.listen(coordination, self._hear)
 
     def is_worker(self, number: int) -> bool:
         return number in self._slots
 
-    def note_end(self, worker: Worker) -> bool:
-        """One has ended; says whether the run can go on after that."""
-        if worker.rank in self._servers:
-            return self._note_server(worker)
-        self._coordination.tell_ended(worker.rank)
-        self._has_finished = self._has_finished or worker.code == 0
-        if worker.code in local.GOOD_ENDS:
-            self._state_holders.discard(worker.rank)
+    def note_end(self, child: Child) -> bool:
+        """A process has ended; says whether the run can go on after that."""
+        if child.rank in self._servers:
+            return self._note_server(child)
+        self._coordination.tell_ended(child.rank)
+        self._has_finished = self._has_finished or child.code == 0
+        if child.code in local.GOOD_ENDS:
+            self._state_holders.discard(child.rank)
             return True
-        is_late = worker.rank not in self._state_holders and (
-            self._has_finished or worker.code == local.EXIT_PEER_LOST
+        is_late = child.rank not in self._state_holders and (
+            self._has_finished or child.code == local.EXIT_PEER_LOST
         )
-        if worker.code > 0 and is_late:
+        if child.code > 0 and is_late:
             return self._has_finished or self._is_anyone_here()  # it came when the others were going
-        if worker.code > 0:
+        if child.code > 0:
             return False  # by an error of its own: the others would meet it as well
-        how = describe_exit(worker.code)
-        if worker.rank in self._stalled:
+        how = describe_exit(child.code)
+        if child.rank in self._stalled:
             how = f"it had not been heard of for {self._elastic.stall_s:g} s and was {how}"
-        death = _Death(worker=worker, how=how, at_s=time.monotonic())
-        if worker.rank in self._waiting:
+        death = _Death(child=child, how=how, at_s=time.monotonic())
+        if child.rank in self._waiting:
             self._tell(death, "it waited for its replica to be whole again", {})
         else:
             self._untold.append(death)
-        self._state_holders.discard(worker.rank)
+        self._state_holders.discard(child.rank)
         if not self._is_anyone_here():
-            return self._has_finished  # else nobody has the parameters any more
+            return self._has_finished  # else no worker has the parameters any more
         if self._replaced < self._elastic.replace:
             delay_s = (
                 min(FIRST_DELAY_S * 2 ** (self._replaced - 1), LONGEST_DELAY_S) if self._replaced else 0.0
             )
-            self._due.append((time.monotonic() + delay_s, self._slots[worker.rank]))
+            self._due.append((time.monotonic() + delay_s, self._slots[child.rank]))
             self._replaced += 1
         return True
 
-    def _note_server(self, worker: Worker) -> bool:
-        """Another takes over what the dead one knew, if that is in the host's memory; else it ends and says so."""
+    def _note_server(self, child: Child) -> bool:
+        """A server has ended; another takes over its state, if that is in the host's memory."""
         if self._elastic.hosts:
-            self._coordination.tell_ended(worker.rank)
-        if worker.code == 0 or self._has_finished:
+            self._coordination.tell_ended(child.rank)
+        if child.code == 0 or self._has_finished:
             return True  # a worker that has finished was the last to want anything of it
         is_replaced = self._replaced < self._elastic.replace
         # Where there are other hosts, servers there may have a copy of what it had.
-        if worker.code > 0 or not (is_replaced or self._elastic.hosts):
+        if child.code > 0 or not (is_replaced or self._elastic.hosts):
             return False
-        rank = self._servers.pop(worker.rank)
+        rank = self._servers.pop(child.rank)
         if is_replaced:
             self._replaced += 1
             self._servers[self._start_server(rank)] = rank
-        how = describe_exit(worker.code)
-        name = worker.rank if self._elastic.hosts else rank - self._first_server
+        how = describe_exit(child.code)
+        name = child.rank if self._elastic.hosts else rank - self._first_server
         what = "another takes over from it" if is_replaced else "the others go on without it"
         text = f"server {name} died ({how}): {what}"
-        self._on_event(Event(kind="server", text=text, fields={"rank": rank, "how": how, "pid": worker.pid}))
+        self._on_event(Event(kind="server", text=text, fields={"rank": rank, "how": how, "pid": child.pid}))
         return True
 
     def _is_anyone_here(self) -> bool:
-        return bool(self._remote_hosts) or any(self.is_worker(one.rank) for one in self._crew.running)
+        return bool(self._remote_hosts) or any(self.is_worker(one.rank) for one in self._processes.running)
 
     @property
     def has_finished(self) -> bool:
@@ -130,10 +128,10 @@ class Survival:
         return self._has_finished
 
     def goes_on(self) -> bool:
-        """Whether any worker runs or will; when one has finished, those who have not joined by then come too late."""
-        running = {one.rank for one in self._crew.running if self.is_worker(one.rank)}
+        """Whether any worker runs or will; once one has finished, those that have not joined come too late."""
+        running = {one.rank for one in self._processes.running if self.is_worker(one.rank)}
         elsewhere = self._remote_hosts if self._elastic.hosts else set()
-        return self._crew.is_hatching or bool(
+        return self._processes.is_forking or bool(
             running & self._state_holders if self._has_finished else running or elsewhere
         )
 
@@ -145,18 +143,18 @@ class Survival:
             self._slots[self._start(slot)] = slot
 
     def finish(self) -> None:
-        """Tell of deaths after which no step was made any more."""
+        """Report deaths after which the workers made no step any more."""
         for death in self._untold:
             self._tell(death, "the run ended", {})
         self._untold.clear()
-        self._crew.ignore(self._coordination)
+        self._processes.ignore(self._coordination)
 
     def _hear(self) -> None:
         reports = self._coordination.take()
         if reports is None:
-            self._crew.ignore(self._coordination)
+            self._processes.ignore(self._coordination)
             code = self._coordination.start_again()
-            self._crew.listen(self._coordination, self._hear)
+            self._processes.listen(self._coordination, self._hear)
             how = describe_exit(code)
             self._on_event(
                 Event(kind="coordinator", text=f"the coordinator died ({how}) and was started again")
@@ -173,11 +171,11 @@ class Survival:
                 self._tell_generation(report)
 
     def _kill(self, number: int) -> None:
-        """One that hangs; somebody else's the others end themselves (`Host.end`) when they go on without it."""
-        ours = [worker for worker in self._crew.running if worker.rank == number]
-        for worker in ours:
+        """Kill a member that hangs; one of another launcher the other workers end (`Host.end`) when they go on."""
+        ours = [child for child in self._processes.running if child.rank == number]
+        for child in ours:
             self._stalled.add(number)
-            worker.signal(signal.SIGKILL)
+            child.signal(signal.SIGKILL)
         if not ours:
             self._coordination.tell_ended(number)
 
@@ -185,12 +183,12 @@ class Survival:
         new = sorted(set(report.members) - self._state_holders - self._remote_hosts)
         accounted = {*report.members, *report.gone, *report.left}
         waiting = sorted(self._state_holders - accounted) if self._elastic.crew > 1 else []
-        ours = {worker.rank for worker in self._crew.running} | set(self._slots)
+        ours = {child.rank for child in self._processes.running} | set(self._slots)
         self._state_holders |= set(report.members) & ours
         self._remote_hosts |= set(report.members) - ours
         count = f"{len(report.members)} worker{'' if len(report.members) == 1 else 's'}"
         again = f"step {report.step} begun again with {count}"
-        for death in [one for one in self._untold if one.worker.rank in report.gone]:
+        for death in [one for one in self._untold if one.child.rank in report.gone]:
             self._untold.remove(death)
             told, fields = _timed(report, death.at_s, again)
             self._tell(death, told, fields)
@@ -231,10 +229,10 @@ class Survival:
             self._on_event(Event(kind="join", text=text, fields={"rank": number, "step": report.step}))
 
     def _tell(self, death: _Death, rest: str, fields: dict[str, object]) -> None:
-        worker = death.worker
-        last = _last_words(list(worker.tail))
-        text = f"worker {worker.rank} died ({death.how}{last and ': ' + last}): {rest}"
-        known = {"rank": worker.rank, "how": death.how, "pid": worker.pid, **fields}
+        child = death.child
+        last = _reason_in(list(child.tail))
+        text = f"worker {child.rank} died ({death.how}{last and ': ' + last}): {rest}"
+        known = {"rank": child.rank, "how": death.how, "pid": child.pid, **fields}
         self._on_event(Event(kind="death", text=text, fields=known))
 
 
@@ -256,8 +254,8 @@ def _named(word: str, numbers: list[int]) -> str:
     return f"{word}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def _last_words(tail: list[str]) -> str:
-    """The line that says most of why a worker died: its last one, or, in what Python says of a crash, the place."""
+def _reason_in(tail: list[str]) -> str:
+    """The line that says most of why a worker died: its last one, or, in Python's report of a crash, the place."""
     for number, line in enumerate(tail):
         if line.startswith("Current thread"):
             return next((place.strip() for place in tail[number:] if place.lstrip().startswith("File ")), "")

@@ -1,0 +1,1 @@
+"""Runs in every worker and every server: how it starts, joins the run and leaves it."""

@@ -1,7 +1,7 @@
 """The one executor of schedules, over any transport.
 
 A vector passes as stripes, each of which is an all-reduce of its own. A few of them go through the rounds side by
-side, and the next few follow a round behind: while one is added up or waits for its peer, others are on the wire, and a
+side, and the next few follow a round behind: while one is added up or waits for its peer, others are being sent, and a
 tree, whose ranks mostly wait, works on all its levels at once. What happens when is the same on all ranks, whatever
 the timing: messages between a pair go out in the order in which they are expected.
 """

@@ -87,7 +87,7 @@ def host_by_host(size: int, hosts: Hosts | None) -> Hosts:
 
 
 def neighbours_first(size: int, hosts: Hosts | None) -> list[int]:
-    """All ranks in an order in which those of one host stand together."""
+    """All ranks in an order in which those of one host follow each other."""
     return list(chain.from_iterable(host_by_host(size, hosts)))
 
 

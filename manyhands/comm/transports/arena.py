@@ -1,7 +1,7 @@
 """The memory that the workers of one host share: anonymous, growing, gone with the last process.
 
 It is a `memfd`: not a file in `/dev/shm` (64 MB in many containers, where writing past the end is a bus error), no name
-to clean up, nothing left after `kill -9` of everyone. A peer gets it by inheritance or through `/proc/<pid>/fd`.
+to clean up, nothing left after `kill -9` of every process. A peer gets it by inheritance or through `/proc/<pid>/fd`.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Arena:
         return start
 
     def at(self, offset: int, length: int) -> mmap.mmap:
-        """A region at a place that all who share this memory know, far beyond those that `map` hands out."""
+        """A region at a place that all processes with this memory know, beyond those that `map` returns."""
         os.posix_fallocate(self.fd, offset + length - 1, 1)
         region = mmap.mmap(self.fd, length, offset=offset)
         self._maps.append(region)
@@ -64,7 +64,7 @@ class Arena:
         return self._used
 
     def give_back(self, start: int, stop: int) -> None:
-        """Return the memory of a range to the kernel; whoever still looks at it sees zeros."""
+        """Return the memory of a range to the kernel; a process that still reads it sees zeros."""
         give_back(self.fd, start, stop)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The network connections of one generation, which another thread can cut.
 
-Gloo has no way to give up on a sum: whoever waits for a host that has vanished waits until its time-out, and taking the
-group down waits with it. But its connections are sockets of this process. Shutting them down ends every wait on them at
-once, on both sides where the network still carries that.
+Gloo has no way to give up on a sum: a worker that waits for a host that has vanished waits until its time-out, and
+taking the group down waits with it. But its connections are sockets of this process. Shutting them down ends every wait
+on them at once, on both hosts where the network still carries that.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ class Releasable(Protocol):
 
 
 class Connections:
-    """Connections that were made inside `drawing`; those to `spared` (an address and a port) are somebody else's."""
+    """Connections that were made inside `drawing`; those to `spared` (an address and a port) are another's."""
 
     def __init__(self, spared: tuple[str, int] | None = None) -> None:
         self._spared = spared
@@ -40,7 +40,7 @@ class Connections:
         try:
             yield self._ports
         except RuntimeError as error:
-            raise PeerLost(f"the hosts could not meet ({str(error).splitlines()[0]})") from error
+            raise PeerLost(f"the hosts could not connect ({str(error).splitlines()[0]})") from error
         finally:
             with self._lock:
                 self._take_new()

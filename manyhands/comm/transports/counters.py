@@ -61,7 +61,7 @@ class Counters:
         return self._view[index * _LINE]
 
     def publish(self, index: int, value: int) -> None:
-        """Everything this worker wrote before is visible to whoever sees the new value."""
+        """A process that sees the new value also sees everything that this worker wrote before."""
         self._view[index * _LINE] = value
         if _FUTEX:
             _libc.syscall(_FUTEX, self._addresses[index], _WAKE, _EVERYONE, None, None, 0)

@@ -1,6 +1,6 @@
-"""Who may speak to whom over ZeroMQ: CURVE keys made for the run, and the door at which they are asked for.
+"""Which processes may connect over ZeroMQ: CURVE keys made for the run, and the authenticator that checks them.
 
-Everything is encrypted and authenticated by these keys; whoever else connects gets no further than the handshake.
+Everything is encrypted and authenticated by these keys; any other process gets no further than the handshake.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Authenticator:
         socket.zap_domain = b"manyhands"
 
     def answer(self) -> None:
-        """Deal with everyone who has knocked."""
+        """Answer every handshake that waits."""
         while True:
             try:
                 asked = self.socket.recv_multipart(zmq.NOBLOCK)

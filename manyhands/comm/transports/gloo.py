@@ -19,7 +19,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """How this worker reaches the others: where all meet, its own address, and the connections that are made."""
+    """How this worker reaches the others: their common store, its own address, and the connections that are made."""
 
     store: Any
     address: str
@@ -28,7 +28,7 @@ class Network:
     """How long a group waits for its members when it is made."""
 
     def among(self, name: str) -> "Network":
-        """The same, for groups whose names nobody outside may meet."""
+        """The same, for groups whose names must not clash with those of other groups."""
         return replace(self, store=dist.PrefixStore(name, self.store))
 
     def group(self, name: str, ranks: Sequence[int], rank: int) -> Any:

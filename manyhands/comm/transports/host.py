@@ -1,7 +1,7 @@
-"""The workers of one host: their shared memory, and how they meet in it.
+"""The workers of one host: their shared memory, and how they wait for each other in it.
 
 Everything the other parts need is here in four words: `allocate` memory that all see, `exchange` a few numbers,
-`publish` progress and `wait` for someone else's.
+`publish` progress and `wait` for that of another worker.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class Host:
 
     def _meet_everyone(self) -> None:
         """Learn the peers' process ids, so that a death is noticed from the exited process itself."""
-        # Until then, a peer that dies is noticed by whoever started us.
+        # Until then the launcher notices a peer that dies.
         for index, row in enumerate(self.exchange([float(os.getpid())])):
             if index != self.index:
                 with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ class Host:
         self._check()
 
     def end(self, ranks: Collection[int]) -> None:
-        """See to it that some workers have ended before anyone else touches what they had: they may only be stopped."""
+        """Make sure that some workers have ended before others touch their memory: they may only be stopped."""
         for pidfd in [pidfd for pidfd, rank in self._pids.items() if rank in ranks]:
             if not select.select([pidfd], [], [], _ENDING_S)[0]:
                 with contextlib.suppress(ProcessLookupError):
@@ -93,7 +93,7 @@ class Host:
                 select.select([pidfd], [], [])
 
     def forget(self, dead: Collection[int]) -> None:
-        """Go on without some workers, by local index: nobody is told any more that they are gone."""
+        """Go on without some workers, by local index: waiting no longer raises `PeerLost` for them."""
         ranks = {self.ranks[index] for index in dead}
         with self._poll_lock:
             for pidfd in [pidfd for pidfd, rank in self._pids.items() if rank in ranks]:
@@ -114,12 +114,12 @@ class Host:
         return Counters(self.arena.map(Counters.bytes_needed(count)), self.check_peers, self._spins)
 
     def exchange(self, row: Sequence[float]) -> list[list[float]]:
-        """Everyone's numbers, by local index; returns when all have arrived."""
+        """The numbers of every worker, by local index; returns when all have arrived."""
         width = len(row)
         if width > ROW:
             raise ValueError(f"an exchange carries {ROW} numbers, not {width}")
         self._meetings += 1
-        # Two sets of rows take turns: whoever is one meeting ahead cannot disturb a slower reader.
+        # Two sets of rows take turns: a worker that is one exchange ahead cannot disturb a slower reader.
         base = (self._meetings % 2) * self.size * ROW * 8
         form = f"{width}d"
         struct.pack_into(form, self._rows, base + self.index * ROW * 8, *row)
@@ -137,7 +137,7 @@ class Host:
         self.exchange([])
 
     def progress(self) -> "StepCounter":
-        """A new set of counters, one per worker, for saying how far one has come."""
+        """A new set of counters, one per worker, for publishing how far each has come."""
         return StepCounter(self.counters(self.size), self.index, self.size)
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class StepCounter:
         self._counters.publish(self._mine, value)
 
     def read(self, peer: int) -> int:
-        """How far one has come."""
+        """How far one of the workers has come."""
         return self._counters.read(peer)
 
     def has(self, peer: int, value: int) -> bool:
@@ -169,7 +169,7 @@ class StepCounter:
         return self._counters.read(peer) >= value
 
     def values(self) -> list[int]:
-        """How far everyone has come, this worker included."""
+        """How far every worker has come, this one included."""
         return [self._counters.read(index) for index in range(len(self._peers) + 1)]
 
     def wait_for(self, peer: int, value: int) -> None:

@@ -1,4 +1,4 @@
-"""Some workers of a host, meeting in its memory as if they were a host of their own."""
+"""Some workers of a host, with counters and sums in its memory as if they were a host of their own."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ class HostGroup:
         self._groups = len(groups)
 
     def allocate(self, length: int, dtype: torch.dtype) -> Tensor:
-        # Memory that nobody touches takes no room.
+        # Pages that no process touches take no memory.
         return [self._host.allocate(length, dtype) for _ in range(self._groups)][self._group]
 
     def progress(self) -> StepCounter:

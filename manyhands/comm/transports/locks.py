@@ -19,7 +19,7 @@ class Locks:
 
     @contextmanager
     def held(self, *indices: int) -> Iterator[None]:
-        """Have some of the locks; taken in the order of their numbers, so that nobody waits in a circle."""
+        """Have some of the locks; taken in the order of their numbers, so that no cycle of waiting workers arises."""
         taken: list[int] = []
         try:
             for index in sorted(set(indices)):

@@ -1,7 +1,7 @@
 """Point-to-point messages through the memory of a host: one small ring of slots for each ordered pair of workers.
 
-Nobody waits for one transfer alone: whoever waits moves all its posted transfers as far as they go, and sleeps
-on its doorbell when none can move. Whoever fills or empties a slot rings the other's.
+A worker never waits for one transfer alone: while it waits it moves all its posted transfers as far as they go, and
+sleeps on its doorbell when none can move. A worker that fills or empties a slot rings the other's.
 """
 
 import os
@@ -36,13 +36,13 @@ class _MailboxTransfer:
 
 
 class _Channel:
-    """What one side of an ordered pair sees of it: the slots, and how often each side has used them."""
+    """What one worker of an ordered pair sees of it: the slots, and how often each of the two has used them."""
 
     def __init__(self, slots: Tensor, filled: int, emptied: int, sending: bool, doorbell: int) -> None:
         self.slots = slots
         self.filled, self.emptied = filled, emptied
         self.sending = sending
-        self.doorbell = doorbell  # the other side's
+        self.doorbell = doorbell  # the other worker's
         self.waiting: deque[_MailboxTransfer] = deque()
 
 
@@ -53,7 +53,7 @@ class MailboxTransport:
         self.rank = host.index
         self.size = size = host.size
         self._slots, self._slot_bytes = slots, slot_bytes
-        # Memory of pairs that never write to each other takes no room.
+        # Pairs that never write to each other take no memory.
         rings = host.allocate(size * size * slots * slot_bytes, torch.uint8).view(
             size, size, slots, slot_bytes
         )

@@ -6,16 +6,16 @@ from manyhands.comm.transports.transport import Handle, Transport
 
 
 class RoutedTransport:
-    """Ranks are those of the world; `near` counts the workers of this host, in the order of `local_ranks`."""
+    """Ranks are those of the world; `local` counts the workers of this host, in the order of `local_ranks`."""
 
     def __init__(
-        self, rank: int, size: int, local_ranks: tuple[int, ...], near: Transport, far: Transport | None
+        self, rank: int, size: int, local_ranks: tuple[int, ...], local: Transport, remote: Transport | None
     ) -> None:
         self.rank = rank
         self.size = size
-        self._local = {peer: index for index, peer in enumerate(local_ranks)}
-        self._near = near
-        self._far = far
+        self._local_index = {peer: index for index, peer in enumerate(local_ranks)}
+        self._local = local
+        self._remote = remote
 
     def send(self, peer: int, vector: Tensor) -> Handle:
         transport, address = self._route(peer)
@@ -26,7 +26,7 @@ class RoutedTransport:
         return transport.receive(address, into)
 
     def _route(self, peer: int) -> tuple[Transport, int]:
-        if peer in self._local:
-            return self._near, self._local[peer]
-        assert self._far is not None, f"worker {peer} is on another host and there is no network transport"
-        return self._far, peer
+        if peer in self._local_index:
+            return self._local, self._local_index[peer]
+        assert self._remote is not None, f"worker {peer} is on another host and there is no network transport"
+        return self._remote, peer

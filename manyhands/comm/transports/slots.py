@@ -1,6 +1,6 @@
 """Numbered places for some bytes each, in the memory that the processes of a host share.
 
-Nobody has to know beforehand how long the bytes will be: addresses are plenty, and only what is written takes memory.
+The length of the bytes need not be known beforehand: addresses are plenty, and only what is written takes memory.
 """
 
 import os
@@ -11,7 +11,7 @@ _LENGTH = struct.Struct("q")
 
 
 class Slots:
-    """From `start` on in the memory behind `fd`; whoever writes to one sees to it that nobody reads it meanwhile."""
+    """From `start` on in the memory behind `fd`; a process that writes one makes sure that no other reads it."""
 
     def __init__(self, fd: int, start: int, count: int) -> None:
         self._fd = fd
@@ -19,7 +19,7 @@ class Slots:
         self._room = BYTES // max(1, count)
 
     def put(self, number: int, content: bytes) -> bool:
-        """Says whether there was room for it."""
+        """Returns whether the memory sufficed."""
         if _LENGTH.size + len(content) > self._room:
             return False
         at = self._at(number)

@@ -1,6 +1,6 @@
 """What every transport does: move vectors between two ranks, in order, without blocking the caller.
 
-Messages between a pair arrive in the order sent, and both sides know their sizes. Everything posted makes
+Messages between a pair arrive in the order sent, and sender and receiver know their sizes. Everything posted makes
 progress while its rank waits on any handle, so the order of waiting cannot cause a deadlock. A dead peer
 raises `manyhands.errors.PeerLost`, when posting or when waiting.
 """
@@ -14,7 +14,7 @@ class Handle(Protocol):
     """A transfer under way."""
 
     def wait(self) -> None:
-        """Return when the transfer is complete on this side."""
+        """Return when the transfer is complete on this worker."""
 
 
 class Transport(Protocol):

@@ -45,7 +45,7 @@ class Cuts:
 def cut(
     model: nn.Module,
     loss: Loss,
-    standing: "ProcessGroups",
+    groups: "ProcessGroups",
     example: Any,
     *,
     stages: int,
@@ -54,8 +54,8 @@ def cut(
 ) -> Cuts:
     """The same cuts on all workers; worker 0 measures where no names are given, and says what came of it."""
     model_row = row(model)
-    if standing.division:  # others have cut it already
-        return Cuts(model_row, standing.division)
+    if groups.division:  # other workers have cut it already
+        return Cuts(model_row, groups.division)
     if names:
         cuts = Cuts(model_row, (0, *(_after(model_row, name) for name in names), len(model_row.nodes)))
         if list(cuts.edges) != sorted(set(cuts.edges)):
@@ -63,7 +63,7 @@ def cut(
                 f"split={'-'.join(names)}: every stage needs a layer; name layers in the model's order"
             )
         _refuse_parts(cuts)
-        if standing.world.rank == 0:
+        if groups.world.rank == 0:
             print(f"pipeline: {cuts}", file=sys.stderr, flush=True)
         return cuts
     if example is None:
@@ -73,8 +73,8 @@ def cut(
             "layer of each stage, --placement pipeline:split=…"
         )
     edges: list[int] = []
-    standing.world.host.barrier()  # nobody runs a model while another worker of the same process traces its own
-    if standing.world.rank == 0:
+    groups.world.host.barrier()  # no worker runs a model while another thread of the process traces its own
+    if groups.world.rank == 0:
         batch, _ = microbatches(example, samples_in(example), micros)[0]
         args, kwargs = called_with(loss, batch)
         costs = measure(model_row, model_row.bind(args, kwargs))
@@ -84,7 +84,7 @@ def cut(
                 f"pipeline: {_report(Cuts(model_row, (0, *edges, len(model_row.nodes))), costs)}",
                 file=sys.stderr,
             )
-    told = standing.world.exchange([float(edge) for edge in edges] or [-1.0] * (stages - 1))[0]
+    told = groups.world.exchange([float(edge) for edge in edges] or [-1.0] * (stages - 1))[0]
     if any(edge < 0 for edge in told):
         raise UsageError(
             f"the model has no {stages - 1} places to cut it into {stages} stages (only tensors may "

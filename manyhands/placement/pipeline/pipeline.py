@@ -57,14 +57,14 @@ class Pipeline(Placement):
     def mesh(self, workers: int) -> Mesh:
         return form(workers, stages=self.stages)
 
-    def cuts(self, model: Any, loss: "Loss", standing: "ProcessGroups", example: Any) -> "Cuts":
+    def cuts(self, model: Any, loss: "Loss", groups: "ProcessGroups", example: Any) -> "Cuts":
         """Where the model is cut, the same on all workers."""
         from manyhands.placement.pipeline.cutting import cut
 
         return cut(
             model,
             loss,
-            standing,
+            groups,
             example,
             stages=self.stages * self.depth,
             names=self.split,
@@ -72,9 +72,9 @@ class Pipeline(Placement):
         )
 
     def place(
-        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "ProcessGroups", example: Any
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", groups: "ProcessGroups", example: Any
     ) -> "ModelParallelPart":
         from manyhands.placement.pipeline.stages import Stages
 
-        cuts = self.cuts(model, loss, standing, example)
-        return Stages(model, loss, standing, cuts, schedule=self.schedule, micros=self.microbatches)
+        cuts = self.cuts(model, loss, groups, example)
+        return Stages(model, loss, groups, cuts, schedule=self.schedule, micros=self.microbatches)

@@ -1,4 +1,4 @@
-"""Messages between stages: tensors of any shape, under a key that both sides know."""
+"""Messages between stages: tensors of any shape, under a key that sender and receiver know."""
 
 from collections import deque
 from typing import Any
@@ -25,9 +25,9 @@ Message = list[tuple[Tensor, bool]]  # tensors, and whether each needs gradients
 class StageChannel:
     """What this worker sends to the others of its replica and has got from them."""
 
-    def __init__(self, crew: World) -> None:
-        self._transport = crew.channel(slots=SLOTS, slot_bytes=SLOT_BYTES)
-        self._near = crew.host.ranks
+    def __init__(self, group: World) -> None:
+        self._transport = group.channel(slots=SLOTS, slot_bytes=SLOT_BYTES)
+        self._local = group.host.ranks
         self._inbox: dict[tuple[int, Key], Message] = {}
         self._under_way: deque[tuple[Handle, Any]] = deque()
 
@@ -38,7 +38,7 @@ class StageChannel:
             # Kept until it is gone: a network reads it later.
             self._under_way.append((self._transport.send(peer, _bytes(tensor)), tensor))
         sent = sum(tensor.nbytes for tensor in tensors)
-        telemetry.count("shared_bytes" if peer in self._near else "bytes_sent", sent)
+        telemetry.count("shared_bytes" if peer in self._local else "bytes_sent", sent)
 
     def receive(self, peer: int, key: Key) -> Message:
         """The message under that key; what comes before it is kept until it is asked for."""

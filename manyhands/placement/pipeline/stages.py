@@ -30,21 +30,21 @@ class Stages(ModelParallelPart):
         self,
         model: nn.Module,
         loss: Loss,
-        standing: ProcessGroups,
+        groups: ProcessGroups,
         cuts: Cuts,
         *,
         schedule: str,
         micros: int,
         sliced: Sliced | None = None,
     ) -> None:
-        mesh, position = standing.mesh, standing.position
+        mesh, position = groups.mesh, groups.position
         self._row = cuts.row
         self.division = cuts.edges
         self._schedule, self._micros = schedule, micros
         self._workers, self._stage = mesh.stages, position.stage
         self._chunks = cuts.stages // mesh.stages
         self._last = cuts.stages - 1
-        self._spans = _spans(cuts, standing)
+        self._spans = _spans(cuts, groups)
         self._ins = [[node.name for node in cuts.row.live(span.start)] for span in self._spans]
         self._outs = [[node.name for node in cuts.row.live(span.stop)] for span in self._spans]
         held = {id(tensor) for span in self._spans for tensor in cuts.row.tensors(span.start, span.stop)}
@@ -54,23 +54,23 @@ class Stages(ModelParallelPart):
                 id(tensor) for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in used
             }
         held -= sliced.elsewhere if sliced else set()
-        super().__init__(model, loss, standing, held=held, sliced=sliced)
+        super().__init__(model, loss, groups, held=held, sliced=sliced)
         self._meet()
 
-    def move(self, standing: ProcessGroups) -> None:
-        super().move(standing)
+    def move(self, groups: ProcessGroups) -> None:
+        super().move(groups)
         self._meet()
 
     def _meet(self) -> None:
         """Whatever was on its way before is not any more."""
-        self._post = StageChannel(self.standing.crew)
+        self._channel = StageChannel(self.groups.model_parallel)
         self._deferred = Deferred() if SCHEDULES[self._schedule].divided else None
 
     @staticmethod
-    def modules(cuts: Cuts, standing: ProcessGroups) -> list[nn.Module]:
+    def modules(cuts: Cuts, groups: ProcessGroups) -> list[nn.Module]:
         """The modules of this worker's stages, and those inside them."""
         found: dict[int, nn.Module] = {}
-        for span in _spans(cuts, standing):
+        for span in _spans(cuts, groups):
             for index in span:
                 node = cuts.row.nodes[index]
                 if node.op == "call_module":
@@ -100,24 +100,24 @@ class Stages(ModelParallelPart):
     def _everywhere(self, loss: float) -> float:
         """The loss that the last stage knows; it has finished before the others have."""
         number = torch.tensor([loss], dtype=torch.float64)
-        source = self.standing.mesh.stages - 1
+        source = self.groups.mesh.stages - 1
         if self._stage == source:
             for stage in range(source):
-                self._post.send(self._member(stage), (LOSS, 0, 0), [(number, False)])
+                self._channel.send(self._member(stage), (LOSS, 0, 0), [(number, False)])
         else:
-            number = self._post.receive(self._member(source), (LOSS, 0, 0))[0][0]
-        self._post.flush()
+            number = self._channel.receive(self._member(source), (LOSS, 0, 0))[0][0]
+        self._channel.flush()
         return float(number)
 
     def _member(self, stage: int) -> int:
         """The worker of another stage that has the same way: its rank among the replica's workers."""
-        return (stage % self._workers) * self.standing.mesh.ways + self.standing.position.way
+        return (stage % self._workers) * self.groups.mesh.ways + self.groups.position.way
 
 
-def _spans(cuts: Cuts, standing: ProcessGroups) -> list[range]:
+def _spans(cuts: Cuts, groups: ProcessGroups) -> list[range]:
     """The operations of this worker's stages."""
-    workers = standing.mesh.stages
-    return [cuts.span(stage) for stage in range(standing.position.stage, cuts.stages, workers)]
+    workers = groups.mesh.stages
+    return [cuts.span(stage) for stage in range(groups.position.stage, cuts.stages, workers)]
 
 
 class _Run:
@@ -167,7 +167,7 @@ class _Run:
                 self._graphs[chunk, micro] = ([loss], box, wanted)
                 return
         outs = [(values[name], values[name].requires_grad) for name in part._outs[chunk]]
-        part._post.send(part._member(stage + 1), (ACTIVATIONS, stage + 1, micro), outs)
+        part._channel.send(part._member(stage + 1), (ACTIVATIONS, stage + 1, micro), outs)
         self._graphs[chunk, micro] = ([value for value, needs in outs if needs], box, wanted)
 
     def _compute(self, chunk: int, values: Values) -> None:
@@ -181,7 +181,7 @@ class _Run:
         if stage == 0:
             args, kwargs = called_with(self._measure, self._micros[micro][0])
             return part._row.bind(args, kwargs), [], 0
-        message = part._post.receive(part._member(stage - 1), (ACTIVATIONS, stage, micro))
+        message = part._channel.receive(part._member(stage - 1), (ACTIVATIONS, stage, micro))
         wanted = [tensor for tensor, needs in message if needs] if torch.is_grad_enabled() else []
         entered, box = enter(wanted)
         gates = iter(entered)
@@ -201,7 +201,7 @@ class _Run:
             weights = [torch.full_like(outputs[0], count / self._total())]
         else:
             message = (
-                part._post.receive(part._member(stage + 1), (GRADIENTS, stage, micro)) if outputs else []
+                part._channel.receive(part._member(stage + 1), (GRADIENTS, stage, micro)) if outputs else []
             )
             weights = [tensor for tensor, _ in message]
         with telemetry.timed("compute"):
@@ -210,4 +210,4 @@ class _Run:
                     torch.autograd.backward(outputs, weights)
         if wanted:
             gradients: Message = [(gradient, False) for gradient in box]
-            part._post.send(part._member(stage - 1), (GRADIENTS, stage - 1, micro), gradients)
+            part._channel.send(part._member(stage - 1), (GRADIENTS, stage - 1, micro), gradients)

@@ -40,7 +40,7 @@ SCHEDULES: Mapping[str, Policy] = {
     # All forward passes, then all backward passes: every microbatch's activations are held at once.
     "gpipe": Policy(lambda worker, workers, chunks, micros: micros),
     # One forward, one backward: a worker holds no more than there are workers from it to the end. All but the last
-    # are one ahead of that, so that nobody has to wait for a neighbour that was held up for a moment.
+    # are one ahead of that, so that no worker waits for the next one when that is late for a moment.
     "1f1b": Policy(lambda worker, workers, chunks, micros: workers - worker + (worker < workers - 1)),
     # The same with several chunks of the model on each worker, which makes the pipeline fill faster.
     "interleaved": Policy(
@@ -52,7 +52,7 @@ SCHEDULES: Mapping[str, Policy] = {
 
 
 def _rank(action: Action, workers: int) -> tuple[int, ...]:
-    """The lowest goes first: forward while there is room, in groups of as many microbatches as workers.
+    """The lowest goes first: forward while microbatches may be added, in groups of as many microbatches as workers.
 
     Forward the first chunk of a group comes before the second, backward after it.
     """

@@ -32,7 +32,7 @@ class Gathered:
             self.is_whole = False
 
     def fetch(self) -> None:
-        """Everyone's shards, put together; the other workers of the replica must do the same, or lend theirs."""
+        """The shards of all workers, put together; the other workers of the replica do the same, or lend theirs."""
         if self.is_whole:
             self.lend()
             return
@@ -52,7 +52,7 @@ class Gathered:
             self.comm.sum_(bits(flat))  # where the others have zeros: the very bits of each
 
     def reduced(self, gradient: Tensor | None) -> Tensor:
-        """This worker's shard of everyone's gradients added up."""
+        """This worker's shard of the sum of all workers' gradients."""
         whole = (
             torch.zeros(self.piece.shape, dtype=self.param.dtype)
             if gradient is None

@@ -33,10 +33,10 @@ class Sharded(Placement):
         return form(workers, shards=self.shards or workers)
 
     def place(
-        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "ProcessGroups", example: Any
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", groups: "ProcessGroups", example: Any
     ) -> "ModelParallelPart":
         from manyhands.placement.model_parallel import require_element_wise
         from manyhands.placement.sharded.shards import Shards
 
         require_element_wise(optimizer, "sharded")
-        return Shards(model, optimizer, loss, standing)
+        return Shards(model, optimizer, loss, groups)

@@ -1,8 +1,8 @@
 """A replica in shards: before a layer computes, its parameters are fetched; afterwards they are given up again.
 
 Workers may use different layers in a step, or have no samples in it. So before each exchange every worker says what it
-wants; the wish of the first that has one is done by all, and those who want something else say it again afterwards.
-Where all want the same, as they do in most models, that is one small meeting per exchange.
+wants; all do what the first worker with a wish has said, and the others say theirs again afterwards. Where all want
+the same, as they do in most models, that is one small exchange of numbers before each exchange.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,11 +34,11 @@ class Shards(ModelParallelPart):
     hooked = False
     frugal = True
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, loss: Loss, standing: ProcessGroups) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, loss: Loss, groups: ProcessGroups) -> None:
         everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        super().__init__(model, loss, standing, held=everything)
+        super().__init__(model, loss, groups, held=everything)
         give_freed_memory_back()  # what follows comes from the kernel and goes back to it
-        self._comm = _comm(standing)
+        self._comm = _comm(groups)
         self._names, params = trained(model, optimizer)
         self._gathered = {id(param): Gathered(param, self._comm) for param in params}
         self._in_order = [self._gathered[id(param)] for param in params]
@@ -54,11 +54,11 @@ class Shards(ModelParallelPart):
         ]
         give_freed_memory_back()  # the whole model was here
 
-    def move(self, standing: ProcessGroups) -> None:
-        super().move(standing)
+    def move(self, groups: ProcessGroups) -> None:
+        super().move(groups)
         self._give_up_all()
         self._added.clear()
-        self._comm = _comm(standing)
+        self._comm = _comm(groups)
         for gathered in self._in_order:
             gathered.comm = self._comm
 
@@ -102,7 +102,7 @@ class Shards(ModelParallelPart):
     # Passes
 
     def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
-        """Whoever has fewer batches takes part in the others' exchanges."""
+        """A worker with fewer batches takes part in the others' exchanges."""
         parts = list(share.parts)
         value = 0.0
         for number, part in enumerate(parts, start=1):
@@ -127,13 +127,13 @@ class Shards(ModelParallelPart):
             total += super().judge(self.loss, batch, samples) * samples
             self._give_up_all()
         self._take_part(NOTHING)
-        return sum(theirs for (theirs,) in self.standing.crew.exchange([total]))
+        return sum(theirs for (theirs,) in self.groups.model_parallel.exchange([total]))
 
     def _take_part(self, kind: int, number: int = 0, gradient: Tensor | None = None) -> None:
-        """Have a wish granted; those that others have before are granted to them on the way."""
+        """Ask for an exchange; the group makes the earlier wishes of other workers on the way."""
         wish = [float(kind), float(number), float(self._is_last)]
         while True:
-            wishes = self.standing.crew.exchange(wish)
+            wishes = self.groups.model_parallel.exchange(wish)
             granted = next((one for one in wishes if one[0] != NOTHING), wish)
             is_own = granted[:2] == wish[:2]
             if granted[0] == FETCH:
@@ -164,7 +164,7 @@ class Shards(ModelParallelPart):
         self._take_part(REDUCE, self._place[id(param)], gradient)
 
     def _collect(self, index: int, gradient: Tensor | None, *, is_all: bool) -> None:
-        """Add up everyone's gradients of one parameter; `is_all`: nobody will have more of it in this step."""
+        """Add up all workers' gradients of one parameter; `is_all`: no worker will have more of it in this step."""
         if gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()
         shard = self._in_order[len(self._in_order) - 1 - index].reduced(gradient)
@@ -179,6 +179,6 @@ class Shards(ModelParallelPart):
             gathered.give_up()
 
 
-def _comm(standing: ProcessGroups) -> Comm:
+def _comm(groups: ProcessGroups) -> Comm:
     """Where all workers have one replica, the world's own comm saves the buffers of another."""
-    return standing.world.comm if standing.mesh.replicas == 1 else standing.crew.comm
+    return groups.world.comm if groups.mesh.replicas == 1 else groups.model_parallel.comm

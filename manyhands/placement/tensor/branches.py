@@ -21,22 +21,24 @@ class _Only:
         self._module.only = self._all
 
 
-def share_branches(module: Any, side: MemberGroup) -> tuple[set[int], set[int], list[Any]]:
+def share_branches(module: Any, members: MemberGroup) -> tuple[set[int], set[int], list[Any]]:
     """Branches that follow each other go to the same worker: the tensors of its own, those of the others, and hooks."""
     limits = list[int]()
     weights = [sum(p.numel() for p in module.get_submodule(name).parameters()) for name in module.only]
-    start, stop = fair_ranges(weights, side.comm.size)[side.comm.rank]
+    start, stop = fair_ranges(weights, members.comm.size)[members.comm.rank]
     own = _ids(module, module.only[start:stop])
     others = _ids(module, (*module.only[:start], *module.only[stop:]))
 
     def copy_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Copy.apply(args[0], side.comm),) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
+        return (Copy.apply(args[0], members.comm),) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
 
     def join_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         if not limits:  # how many channels the others have is asked once
-            widths = [int(row[0]) for row in side.standing.sides.exchange([float(output.shape[1])])]
+            widths = [
+                int(row[0]) for row in members.groups.tensor_parallel.exchange([float(output.shape[1])])
+            ]
             limits.extend(itertools.accumulate(widths, initial=0))
-        whole: Tensor = Gather.apply(output, 1, limits, side.comm)  # type: ignore[no-untyped-call]
+        whole: Tensor = Gather.apply(output, 1, limits, members.comm)  # type: ignore[no-untyped-call]
         return whole
 
     hooks = [

@@ -14,7 +14,7 @@ def edges(length: int, ways: int) -> list[int]:
 
 
 def _gathered(slice_: Tensor, dim: int, limits: Sequence[int], comm: Comm) -> Tensor:
-    """Everyone's slices side by side, to the bit: whole numbers are added where the others have zeros."""
+    """The slices of all workers side by side, to the bit: whole numbers are added where the others have zeros."""
     shape = list(slice_.shape)
     shape[dim] = limits[-1]
     whole = slice_.new_zeros(shape)
@@ -60,7 +60,7 @@ class SumAcross(torch.autograd.Function):
 
 
 class Gather(torch.autograd.Function):
-    """Everyone's slices side by side; each takes its own of the gradient."""
+    """The slices of all workers side by side; each worker takes its own of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, slice_: Tensor, dim: int, limits: Sequence[int], comm: Comm) -> Tensor:

@@ -41,14 +41,14 @@ def share_heads(module: nn.MultiheadAttention, ways: int, way: int, sliced: Slic
                 stop=limits[way + 1],
                 blocks=blocks,
             )
-    sliced.hooks.append(_Heads(module, sliced.side))
+    sliced.hooks.append(_Heads(module, sliced.members))
 
 
 class _Heads:
     """Some heads in place of the module's forward pass, until it is removed."""
 
-    def __init__(self, module: nn.MultiheadAttention, side: MemberGroup) -> None:
-        self._module, self._side = module, side
+    def __init__(self, module: nn.MultiheadAttention, members: MemberGroup) -> None:
+        self._module, self._members = module, members
         # Layers of PyTorch that would use the parameters without this pass leave modules with hooks alone.
         self._hook = module.register_forward_pre_hook(lambda module, args: None)
         module.forward = self.attend  # type: ignore[method-assign]
@@ -69,7 +69,7 @@ class _Heads:
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`."""
-        module, comm = self._module, self._side.comm
+        module, comm = self._module, self._members.comm
         if query.is_nested:
             raise UsageError(
                 "attention that is divided by heads takes no nested tensors; make nn.TransformerEncoder with "
@@ -112,7 +112,7 @@ class _Heads:
         known: dict[int, Any] = {}
         for each in inputs:
             if id(each) not in known:
-                known[id(each)] = Copy.apply(each, self._side.comm) if each.requires_grad else each  # type: ignore[no-untyped-call]
+                known[id(each)] = Copy.apply(each, self._members.comm) if each.requires_grad else each  # type: ignore[no-untyped-call]
         return [known[id(each)] for each in inputs]
 
     def _projected(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +146,7 @@ class _Heads:
         if attention is not None:
             mask = _added(attention, dtype)
             if mask.dim() == 3:  # one for each head
-                limits, way = edges(self._module.num_heads, self._side.comm.size), self._side.comm.rank
+                limits, way = edges(self._module.num_heads, self._members.comm.size), self._members.comm.rank
                 mask = mask.unflatten(0, (samples, -1))[:, limits[way] : limits[way + 1]]
             masks.append(mask)
         if padding is not None:

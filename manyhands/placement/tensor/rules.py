@@ -19,7 +19,7 @@ ELEMENT_WISE = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.Leaky
 
 @dataclass(frozen=True)
 class Rule:
-    """How one layer is divided; `open` says that its other side is a slice too, so nothing crosses there."""
+    """How one layer is divided; `open` says that its other end is a slice too, so nothing is exchanged there."""
 
     kind: str
     open: bool = False

@@ -18,19 +18,19 @@ from manyhands.replica.state.slice_of import TensorSlice
 
 def slice_model(
     model: nn.Module,
-    standing: ProcessGroups,
+    groups: ProcessGroups,
     modules: Iterable[nn.Module],
     given: Mapping[str, Sequence[str]],
 ) -> Sliced:
-    """Divide the layers among the ways of this worker's stage; parameters that several layers use stay whole."""
-    ways, way = standing.mesh.ways, standing.position.way
+    """Divide the layers among the tensor-parallel group; parameters that several layers use stay whole."""
+    ways, way = groups.mesh.ways, groups.position.way
     tied = _used_twice(model)
     rules = divide(model, (module for module in modules if not tied & _ids(module)), ways, given)
-    draw_alike(standing)  # before any hook is on the model: somebody may be gone
-    sliced = Sliced(MemberGroup(standing))
+    draw_alike(groups)  # before any hook is on the model: a worker may be dead
+    sliced = Sliced(MemberGroup(groups))
     for module, rule in rules.items():
         if rule.kind == BRANCHES:
-            own, others, hooks = share_branches(module, sliced.side)
+            own, others, hooks = share_branches(module, sliced.members)
             sliced.alone.update(own)
             sliced.elsewhere.update(others)
             sliced.hooks.extend(hooks)
@@ -38,7 +38,7 @@ def slice_model(
             share_heads(module, ways, way, sliced)
         else:
             _slice(module, rule, ways, way, sliced)
-    if standing.world.rank == 0:
+    if groups.world.rank == 0:
         names = {module: name for name, module in model.named_modules()}
         told = [f"{names[module]} {rule.kind}" for module, rule in rules.items()]
         print(f"tensor: {ways} ways: {', '.join(told)}", file=sys.stderr, flush=True)
@@ -65,40 +65,40 @@ def _slice(module: nn.Module, rule: Rule, ways: int, way: int, sliced: Sliced) -
         if rule.kind == COLUMNS:
             dim = 1 if isinstance(module, nn.Embedding) else 0
         elif name == "bias":
-            continue  # added after the sum, by everyone
+            continue  # added after the sum, by every worker
         else:
             dim = 1
         limits = edges(param.shape[dim], ways)
         sliced.pieces[id(param)] = TensorSlice(
             shape=tuple(param.shape), cut=True, dim=dim, start=limits[way], stop=limits[way + 1]
         )
-    before, after = _crossings(module, rule, sliced.side)
+    before, after = _crossings(module, rule, sliced.members)
     if before:
         sliced.hooks.append(module.register_forward_pre_hook(before))
     if after:
         sliced.hooks.append(module.register_forward_hook(after))
 
 
-def _crossings(module: nn.Module, rule: Rule, side: MemberGroup) -> tuple[Any, Any]:
+def _crossings(module: nn.Module, rule: Rule, members: MemberGroup) -> tuple[Any, Any]:
     """What happens before a layer and after it."""
 
     def copy_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Copy.apply(args[0], side.comm), *args[1:]) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
+        return (Copy.apply(args[0], members.comm), *args[1:]) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
 
     def split_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Split.apply(args[0], args[0].dim() - 1, side.comm), *args[1:])  # type: ignore[no-untyped-call]
+        return (Split.apply(args[0], args[0].dim() - 1, members.comm), *args[1:])  # type: ignore[no-untyped-call]
 
     def gather_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         dim = 1 if isinstance(module, nn.Conv2d) else output.dim() - 1
-        limits = edges(features, side.comm.size)
-        whole: Tensor = Gather.apply(output, dim, limits, side.comm)  # type: ignore[no-untyped-call]
+        limits = edges(features, members.comm.size)
+        whole: Tensor = Gather.apply(output, dim, limits, members.comm)  # type: ignore[no-untyped-call]
         return whole
 
     def sum_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        total: Tensor = SumAcross.apply(output, side.comm)  # type: ignore[no-untyped-call]
+        total: Tensor = SumAcross.apply(output, members.comm)  # type: ignore[no-untyped-call]
         bias = getattr(module, "bias", None)
         # Every worker has added the bias: all but one are taken away again.
-        return total if bias is None else total - (side.comm.size - 1) * bias.detach()
+        return total if bias is None else total - (members.comm.size - 1) * bias.detach()
 
     if rule.kind == COLUMNS:
         if isinstance(module, nn.Embedding):
@@ -112,6 +112,6 @@ def _crossings(module: nn.Module, rule: Rule, side: MemberGroup) -> tuple[Any, A
 class Slices(ModelParallelPart):
     """A slice of every layer that can be divided, and all of the others."""
 
-    def __init__(self, model: nn.Module, loss: Loss, standing: ProcessGroups, sliced: Sliced) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, groups: ProcessGroups, sliced: Sliced) -> None:
         everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        super().__init__(model, loss, standing, held=everything - sliced.elsewhere, sliced=sliced)
+        super().__init__(model, loss, groups, held=everything - sliced.elsewhere, sliced=sliced)

@@ -35,12 +35,12 @@ class Tensor(Placement):
         return form(workers, ways=self.ways)
 
     def place(
-        self, model: Any, optimizer: "Optimizer", loss: "Loss", standing: "ProcessGroups", example: Any
+        self, model: Any, optimizer: "Optimizer", loss: "Loss", groups: "ProcessGroups", example: Any
     ) -> "ModelParallelPart":
         from manyhands.placement.model_parallel import require_element_wise
         from manyhands.placement.tensor.slices import Slices, slice_model
 
         require_element_wise(optimizer, "tensor")
         given = {"whole": self.whole, "columns": self.columns, "rows": self.rows}
-        sliced = slice_model(model, standing, model.modules(), given)
-        return Slices(model, loss, standing, sliced)
+        sliced = slice_model(model, groups, model.modules(), given)
+        return Slices(model, loss, groups, sliced)

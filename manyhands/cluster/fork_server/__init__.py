@@ -1,0 +1,1 @@
+"""Runs in the fork server: loads PyTorch once and forks the workers."""
