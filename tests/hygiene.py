@@ -56,8 +56,13 @@ def open_what_stays() -> None:
     """What a library opens once and a picture cannot tell from a leak is opened before the first test.
 
     pyzmq's first message without a copy starts a thread, with a context of its own, that frees such messages. The first
-    event loop of libuv, which torch's store runs, opens a pipe for signals.
+    event loop of libuv, which torch's store runs, opens a pipe for signals. The first update imports torch's compiler,
+    whose modules are most of what a collection of garbage would look at.
     """
+    if "torch" in sys.modules:
+        import torch
+
+        torch.optim.Adam([torch.zeros(1, requires_grad=True)]).step()
     if "torch.distributed" in sys.modules:
         import torch.distributed as dist
 

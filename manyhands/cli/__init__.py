@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         return code
     except ManyhandsError as error:
-        # As the interpreter does: what runs at exit can tell that this is no good end, and waits for nobody.
+        # As the interpreter does: what runs at exit sees that the run failed, and does not wait for other workers.
         sys.last_value = error
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -138,7 +138,7 @@ def _check(options: argparse.Namespace, workers: int, servers: int) -> placement
 
 
 def _join(options: argparse.Namespace, rank_info: RankInfo) -> int:
-    """Run the script here, as one worker of a world that someone else started."""
+    """Run the script here, as one worker of a world that another launcher started."""
     check_workers(options.workers and options.workers[0], rank_info)
     _check(options, rank_info.workers, rank_info.servers)
     if options.threads is not None:

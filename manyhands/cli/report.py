@@ -30,8 +30,8 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
     else:
         say(f"[bold]loss      {loss}[/] on the held-out part")
     rate = summary["samples_per_second"]
-    crew = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
-    say(f"speed     {rate:,.0f} samples/s with {crew}")
+    team = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
+    say(f"speed     {rate:,.0f} samples/s with {team}")
     say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
     if summary["committed"]:
         say(f"ledger    {_ledger(summary['committed'])}")

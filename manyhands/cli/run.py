@@ -147,8 +147,8 @@ def elastic_terms(
         most=most,
         replace=REPLACE if replace is None else replace,
         stall_s=stall_s,
-        crew=mesh.members,
-        alike=traits.synchronous,
+        group_size=mesh.members,
+        replicas_equal=traits.synchronous,
     )
 
 

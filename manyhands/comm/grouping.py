@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def grouped(host: Sequence[int], everyone: int, groups: int | None) -> list[Sequence[int]]:
+def grouped(host: Sequence[int], workers: int, groups: int | None) -> list[Sequence[int]]:
     """The workers of a host, in order, in groups that differ by at most one worker.
 
     A group lies inside one host. A host forms its part of the `groups` of all workers, at least one
@@ -13,5 +13,5 @@ def grouped(host: Sequence[int], everyone: int, groups: int | None) -> list[Sequ
     [range(0, 2), range(2, 5)]
     """
     size = len(host)
-    count = 1 if groups is None else max(1, min(size, groups * size // everyone))
+    count = 1 if groups is None else max(1, min(size, groups * size // workers))
     return [host[size * group // count : size * (group + 1) // count] for group in range(count)]

@@ -71,7 +71,10 @@ class Engine:
         self.settings = settings
         self.member = member
         self.strategy = strategies.parse(settings.strategy)
-        self.traits, self.period = self.strategy.traits, self.strategy.period
+        self.traits = self.strategy.traits
+        self.period = self.strategy.period
+        # Otherwise all replicas learn from all in an exchange.
+        self.has_groups = type(self.strategy).who_meets is not strategies.Strategy.who_meets
         self.world = world
         self.placed = PlacedModel(settings.placement, world.rank_info.workers, settings.example)
         self.progress = Progress(seed=settings.seed, full=self.placed.mesh.feeds)
@@ -140,7 +143,7 @@ class Engine:
         staleness = float(strategies.tuning(self.strategy, self.world.size, len(self.world.hosts)).late)
         with contextlib.suppress(PeerLost):
             if self.generation.servers:
-                staleness = reports.staleness(self.generation.servers.reports())["mean"]
+                staleness = reports.staleness(reports.fetch(self.generation.servers))["mean"]
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
             staleness=staleness,

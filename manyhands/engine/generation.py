@@ -63,7 +63,7 @@ def begin(
     replica, comm, servers = built
     device = replica.params.device
     # With elastic servers, the servers know what each worker has used.
-    counted_elsewhere = lockstep or (servers is not None and servers.roam)
+    counted_elsewhere = lockstep or (servers is not None and servers.is_elastic)
     return Generation(
         world=world,
         replica=replica,

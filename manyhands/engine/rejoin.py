@@ -154,7 +154,7 @@ def _reconcile_servers(
 
 def _settle_data(engine: Engine, world: World, old: Replica | None, servers: Servers | None) -> None:
     """Elastic servers know how far each worker of the generation before had come with its data."""
-    if servers is None or not servers.roam or engine.traits.lockstep:
+    if servers is None or not servers.is_elastic or engine.traits.lockstep:
         return
     feed = engine.feed
     used = joining.used_by(servers, world, engine.world, feed.progress, was_here=old is not None)

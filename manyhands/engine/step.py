@@ -155,46 +155,49 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
     generation, strategy = engine.generation, engine.strategy
     replica = generation.replica
     share = _share(engine, work, handshake)
-    is_exchange = meets(replica.steps, engine.period, late=engine.traits.late)
-    groups = _who_meets(engine) if is_exchange and handshake and generation.replicas > 1 else None
+    meets = exchanges(replica.steps, engine.period, late=engine.traits.late)
+    groups = _who_meets(engine) if meets and engine.has_groups and generation.replicas > 1 else None
     if generation.servers:
         generation.servers.used = engine.feed.prospect
 
     def finish(loss: float) -> None:
         engine.feed.audit.used += work.places
-        # What a worker keeps that servers do not have is gone if it dies.
-        fleet = generation.fleet
-        is_safe = is_exchange and (fleet is None or not (fleet.holds_back or replica.kept))
-        commit(engine, work, handshake, loss, Safety(is_safe, groups))
+        # What a worker keeps, and the servers do not have, is gone if the worker dies.
+        servers, kept = generation.comm.servers, replica.kept
+        holds_back = servers is not None and (
+            servers.keeps_back or (kept.state is not None and len(kept) > 0)
+        )
+        commit(engine, work, handshake, loss, Safety(meets and not holds_back, groups))
 
     # A worker whose replica is its own needs no other worker between two exchanges.
-    together = engine.traits.lockstep and (is_exchange or not generation.is_whole or not generation.is_own)
+    together = engine.traits.lockstep and (meets or not generation.is_whole or not generation.is_own)
     with transaction_of(engine, finish, together=together) as transaction:
         transaction.loss = strategy.step(replica, generation.fleet or generation.comm, share)
         replica.settle()
     return transaction.loss
 
 
-def meets(steps: int, period: int, *, late: bool) -> bool:
+def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Share:
+    """This worker's part of the step, and how its gradients are weighted."""
+    own = float(work.samples)
+    if handshake is None:
+        return Share(parts=work.parts, samples=work.samples, total=lambda: own)
+    pooled, generation = engine.traits.pooled, engine.generation
+    # All workers must have answered before anything else is exchanged; only where every worker has data, those of
+    # other hosts may answer while the forward pass runs.
+    if not handshake.is_answered and not (work.parts and pooled and generation.is_whole):
+        handshake.wait()
+    total = handshake.total if pooled else handshake.of_replica
+    return Share(parts=work.parts, samples=work.samples, total=total)
+
+
+def exchanges(steps: int, period: int, *, late: bool) -> bool:
     """Whether replicas exchange what they have learned in the step that follows after so many.
 
     What a worker has used since the last exchange is safe then: some state that has it survives the death of any one
     worker. In other steps a worker with its own replica needs no other worker.
     """
     return (steps + (not late)) % period == 0
-
-
-def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Share:
-    """This worker's part of the step, and how its gradients are weighted."""
-    own = float(work.samples)
-    if handshake is None:
-        return Share(parts=work.parts, total=lambda: own)
-    pooled, generation = engine.traits.pooled, engine.generation
-    # All workers must have answered before anything else is exchanged; only where every worker has data, those of
-    # other hosts may answer while the forward pass runs.
-    if not handshake.is_answered and not (work.parts and pooled and generation.is_whole):
-        handshake.wait()
-    return Share(parts=work.parts, total=handshake.total if pooled else handshake.of_replica)
 
 
 def _who_meets(engine: Engine) -> Learners | None:

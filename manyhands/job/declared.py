@@ -131,7 +131,7 @@ def load(plan: Plan) -> tuple[data.Data, nn.Module]:
 
 
 def _example(plan: Plan, samples: data.Data) -> Any:
-    """A batch on which a placement may measure the model; where every worker has all of it, nobody reads one."""
+    """A batch on which a placement may measure the model; None where every worker has all of the model."""
     if plan.mesh().members == 1:
         return None
     return gather(samples.train, torch.arange(min(plan.batch, len(samples.train))), 0)
@@ -160,7 +160,7 @@ def _steps(plan: Plan, samples: int) -> int:
 
 
 def _steps_left(session: Session, plan: Plan, length: int) -> int:
-    """To the end of the plan, with its own workers; those who made the steps so far may have been others."""
+    """To the end of the plan, with its own workers; other workers may have made the steps so far."""
     made = session.epoch * _steps(plan, length) + _steps(plan, session.position)
     return plan.train.steps_left(_steps(plan, length), steps=session.steps, of_epochs=made)
 

@@ -81,7 +81,7 @@ class EmulatedHosts:
         return "eth0"
 
     def cut(self, host: int) -> None:
-        """Pull the host's cable: it keeps its address and hears nobody."""
+        """Pull the host's cable: it keeps its address, and no message reaches it."""
         _in(self._switch, "link", "set", _port(host), "down")
 
     def heal(self, host: int) -> None:

@@ -260,9 +260,10 @@ class Replica:
             for param, view in zip([*self.parameters, *others], views, strict=True):
                 param.data = view
 
-    def write_after(self, wait: OnReady) -> None:
-        """Call `wait` before gradients of a span are written: those of the last step may still be read."""
-        self._gradients.write_after = wait
+    def write_after(self, wait: OnReady, in_flight: Collection[int]) -> None:
+        """Call `wait` before gradients of a span in flight are written: servers may still read those of the last
+        step."""
+        self._gradients.write_after(wait, in_flight)
 
     @property
     def arrived(self) -> Sequence[int]:

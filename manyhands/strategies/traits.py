@@ -53,7 +53,7 @@ class Traits:
     def lockstep(self) -> bool:
         return self.steps >= Steps.TOGETHER
 
-    @property
+    @cached_property
     def repeatable(self) -> bool:
         """Whether the same plan gives the same parameters again, to the bit."""
         return self.lockstep and not self.by_clock

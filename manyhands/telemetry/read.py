@@ -47,7 +47,7 @@ class Tail:
         offset = self._offsets.get(path, 0)
         try:
             size = path.stat().st_size
-            if size < offset:  # someone began the file again
+            if size < offset:  # a process began the file again
                 offset = 0
             if size == offset:
                 return []

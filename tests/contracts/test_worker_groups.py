@@ -18,6 +18,7 @@ from manyhands.engine.session import Session
 from manyhands.errors import UsageError
 from manyhands.servers.process import shard
 from manyhands.servers.protocol.consistency import Clocks, Consistency, Due
+from manyhands.servers.worker import reports
 from manyhands.strategies import Asked
 from tests.contracts.test_strategies import (
     CASES,
@@ -80,7 +81,7 @@ def run(
             session.engine.generation.servers.settle()
             world.host.barrier()
             if session.engine.generation.servers.leads:
-                counted = session.engine.generation.servers.reports()
+                counted = reports.fetch(session.engine.generation.servers)
                 groups.append(len(session.engine.generation.servers.groups))
                 updates.append(sum(report.updates for report in counted) // groups[-1])
         session.close()

@@ -100,7 +100,7 @@ def test_without_copies_a_lost_server_ends_the_run(tmp_path: Path) -> None:
     )
     assert ran.fired == faults
     assert ran.said.splitlines()[-1] == (
-        "error: 18% of the parameters were on servers that are gone, and with copies=0 nobody else has them; with "
+        "error: 18% of the parameters were on servers that are gone, and with copies=0 no other server has them; with "
         "copies=1 a server on another host has them too: go on from the last checkpoint (--resume, or session.resume "
         "in a script)"
     )

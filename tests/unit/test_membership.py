@@ -171,7 +171,7 @@ def test_a_coordinator_that_was_started_again_learns_from_the_members() -> None:
     membership.lose(1)
     membership.hear(here(2, 3, waits=True))
     membership.hear(here(0, 4, new_generation=new_generation))
-    assert (membership.generation, membership.seated) == (4, (0, 2, 5))
+    assert (membership.generation, membership.current) == (4, (0, 2, 5))
     assert membership.answer(2) == new_generation
     assert membership.answer(0) is None
 
@@ -197,8 +197,8 @@ def test_who_was_given_up_and_speaks_again_comes_as_a_new_one() -> None:
 # Replicas of several workers
 
 
-def in_crews(size: int, crew: int, *, alike: bool = True) -> Membership:
-    membership = Membership(range(size), most=size, crew=crew, alike=alike)
+def in_crews(size: int, crew: int, *, replicas_equal: bool = True) -> Membership:
+    membership = Membership(range(size), most=size, group_size=crew, replicas_equal=replicas_equal)
     for member in range(size):
         membership.hear(here(member))
     return membership
@@ -247,7 +247,7 @@ def test_where_no_crew_is_whole_parts_of_several_make_one() -> None:
 
 
 def test_where_replicas_differ_parts_of_several_do_not_make_one() -> None:
-    membership = in_crews(4, 2, alike=False)
+    membership = in_crews(4, 2, replicas_equal=False)
     for member in (0, 3):
         membership.end(member)
     for member in (1, 2):
@@ -280,7 +280,7 @@ def with_servers() -> Membership:
         membership.hear(new_on(member))
     new_generation = membership.answer(0)
     assert isinstance(new_generation, NewGeneration)
-    for member in membership.seated:
+    for member in membership.current:
         membership.hear(
             here(member, 1, new_generation=new_generation, host=member // 1000, serves=member % 1000 == 1)
         )
@@ -316,7 +316,7 @@ def test_a_server_that_dies_ends_the_generation_and_a_new_one_begins_another() -
         (1,),
         2,
     )
-    for member in membership.seated:
+    for member in membership.current:
         membership.hear(
             here(member, 2, new_generation=new_generation, host=member // 1000, serves=member == 1)
         )
@@ -336,5 +336,5 @@ def test_a_coordinator_that_was_started_again_learns_who_serves() -> None:
     before = with_servers()
     membership = Membership([], most=1000)
     membership.hear(here(0, 1, new_generation=before.new_generation))
-    assert membership.seated == before.seated
+    assert membership.current == before.current
     assert membership.servers == {1, 1001}

@@ -143,16 +143,17 @@ def running(
         places, arena = place(rank)
         party = own_server_group(rank_infos[rank], places, rule.server_groups)
         vectors = connecting.own_vectors(party, arena, scheme, rule, rank, connecting.ordinary)
-        found[rank] = connecting.connect(party, arena, scheme, Service(rule=rule), vectors)
+        connections = connecting.connect(party, arena, scheme, cached=False, check=lambda: None)
         replica: Any = SimpleNamespace(
             arrived=[1] * len(scheme.layout.places),
             used=torch.ones(len(scheme.layout.places)),
             optimizer=optimizer,
             layout=scheme.layout,
             tables=None,
-            write_after=lambda wait: None,
+            write_after=lambda wait, in_flight: None,
         )
-        found[rank].bind(replica)
+        service = Service(rule=rule)
+        found[rank] = connecting.servers_of(party, arena, scheme, service, connections, vectors, replica)
 
     joins = [threading.Thread(target=join, args=(rank,)) for rank in range(WORKERS)]
     for thread in joins:
@@ -204,8 +205,8 @@ def covered(scheme: Scheme) -> torch.Tensor:
 def attack_by_a_worker(world: Running) -> int:
     """What a worker's own, well authenticated connection may go mad with; returns how many frames are to be dropped."""
     servers = world.workers[1]
-    line: Any = servers._lines[0]
-    numbers = servers._numbers
+    line: Any = servers.connections._connections[0]
+    numbers = servers.connections.numbers
     groups = world.scheme.groups
     right = encode(Push(number=next(numbers), group=0, step=7, seen=0))
     whole = world.scheme.groups[0].length * 4
@@ -245,7 +246,7 @@ def test_nothing_that_a_worker_sends_by_mistake_changes_the_result() -> None:
 
 def recorded(world: Running, act: Callable[[], None]) -> list[list[bytes]]:
     """What worker 0 sends meanwhile."""
-    line: Any = world.workers[0]._lines[0]
+    line: Any = world.workers[0].connections._connections[0]
     sent: list[list[bytes]] = []
     send = line._socket.send_multipart
     line._socket.send_multipart = lambda frames, **more: (
@@ -258,7 +259,7 @@ def recorded(world: Running, act: Callable[[], None]) -> list[list[bytes]]:
 
 
 def replay(world: Running, sent: list[list[bytes]]) -> None:
-    line: Any = world.workers[0]._lines[0]
+    line: Any = world.workers[0].connections._connections[0]
     for frames in sent:
         line._socket.send_multipart(frames)
 
@@ -448,9 +449,11 @@ def test_rows_that_cannot_be_are_dropped(what: str) -> None:
         world.step(0)
         (table,) = [group for group in world.scheme.groups if group.table]
         (linear,) = [group for group in world.scheme.groups if not group.table]
-        servers, line = world.workers[1], world.workers[1]._lines[0]
+        servers, line = world.workers[1], world.workers[1].connections._connections[0]
         for group in (table, linear):  # the linear layer has no rows at all
-            push = Push(number=next(servers._numbers), group=group.index, step=1, seen=1, rows=numbers)
+            push = Push(
+                number=next(servers.connections.numbers), group=group.index, step=1, seen=1, rows=numbers
+            )
             line._socket.send_multipart([encode(push), b"\x41" * size])  # type: ignore[attr-defined]
         world.step(1)
         assert torch.allclose(world.params(), sum_of_rows(world.scheme, 2), atol=1e-5)
@@ -476,14 +479,14 @@ def test_a_server_listens_on_one_interface_only() -> None:
 
 def test_a_worker_that_is_gone_is_noticed_by_the_server() -> None:
     with contextlib.suppress(AssertionError), running(ASYNC) as world:
-        line: Any = world.workers[1]._lines[0]
+        line: Any = world.workers[1].connections._connections[0]
         line._socket.linger = 0
         line.close()
         for _ in range(200):
             if world.errors:
                 break
             threading.Event().wait(0.05)
-        world.workers[1]._closed = True
+        world.workers[1].connections._closed = True
     assert isinstance(world.errors[0], PeerLost)
     assert "worker 1" in str(world.errors[0])
 

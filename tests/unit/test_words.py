@@ -26,6 +26,7 @@ RETIRED = (
 )
 # A sentence about processes names one.
 NO_PROCESS = r"whoever|nobody|everybody|anyone|someone|somebody"
+NAMED_IN = ("checkpoint", "comm", "data", "job", "lab", "models", "placement", "telemetry")
 
 # What the page on adding a strategy adds, and what benchmarks leave.
 IMAGINED = {"manyhands/strategies/averaging.py", "averaging.py", "benchmarks/raw"}
@@ -61,6 +62,17 @@ def test_pages_use_the_words_of_the_field_and_name_processes(page: Path) -> None
         number: match[0]
         for number, line in lines
         if (match := re.search(rf"\b(?:{RETIRED}|{NO_PROCESS})\b", line, re.IGNORECASE))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize("part", NAMED_IN, ids=str)
+def test_sentences_in_the_code_name_processes(part: str) -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{number}": match[0]
+        for path in sorted((PACKAGE / part).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (match := re.search(rf"\b(?:{NO_PROCESS})\b", line, re.IGNORECASE))
     }
     assert found == {}
 

@@ -1,7 +1,7 @@
 """What the coordinator and the members say to each other, and how a member finds the coordinator.
 
 Every message tells a state, not a change: what is lost or comes twice does no harm, and a coordinator that was started
-again knows everything as soon as everyone has spoken once.
+again knows everything as soon as every member has spoken once.
 """
 
 from typing import Annotated
@@ -23,7 +23,7 @@ class NewGeneration(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     """To a member that waits: the next generation."""
 
     generation: Number
-    members: Members  # in the order of their ranks; those who have the state come first
+    members: Members  # in the order of their ranks; members that have the state come first
     state_holders: Number  # how many of them have it
     last_commits: Number  # what the one of them that has come furthest has committed
     steps: Number  # and how many steps that were
@@ -80,7 +80,7 @@ class HostThere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=
 
     host: Number
     stalled: Members = ()
-    seated: Members = ()
+    current: Members = ()
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -91,13 +91,13 @@ class Over(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """To a member at work: somebody wants to join or to leave, so end this generation between two steps."""
+    """To a member at work: a worker wants to join or to leave, so end this generation between two steps."""
 
     generation: int
 
 
 class No(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """To somebody who cannot be a member."""
+    """To a process that cannot be a member."""
 
     reason: str
 
@@ -128,7 +128,7 @@ def to_member(content: bytes) -> ToMember | None:
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach the coordinator: where it is, its public key, and the key by which it knows its guests."""
+    """How to reach the coordinator: where it is, its public key, and the key by which it knows its members."""
 
     endpoint: str
     """As ZeroMQ writes it; where it begins with `tcp://`, members may be on other hosts."""

@@ -26,32 +26,35 @@ NAME = "coordinator"
 
 
 class Coordinator:
-    """The roster, the socket at which members speak, and the launcher's pipe."""
+    """The membership, the socket at which members speak, and the launcher's pipe."""
 
     def __init__(self, orders: Orders) -> None:
         self._membership = Membership(
-            [] if orders.hosts else orders.members, most=orders.most, crew=orders.crew, alike=orders.alike
+            [] if orders.hosts else orders.members,
+            most=orders.most,
+            group_size=orders.group_size,
+            replicas_equal=orders.replicas_equal,
         )
         self._remote_hosts = RemoteHosts(
             self._membership, hosts=orders.hosts, own_workers=len(orders.members), own_servers=orders.servers
         )
         self._stall_s = orders.stall_s
         self._context = zmq.Context()
-        self._door = Authenticator(self._context)
-        self._door.allowed = {key.encode(): "guest" for key in orders.remote_hosts}
+        self._authenticator = Authenticator(self._context)
+        self._authenticator.allowed = {key.encode(): "member" for key in orders.remote_hosts}
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that connects anew is the same member
         watch(self._socket, orders.endpoint)
-        self._door.guard(self._socket, (orders.keys[0].encode(), orders.keys[1].encode()))
+        self._authenticator.guard(self._socket, (orders.keys[0].encode(), orders.keys[1].encode()))
         self._bind(orders.endpoint)
         self._addresses: dict[int, bytes] = {}
         self._heard_s: dict[int, float] = {}
         self._told: dict[int, bytes] = {}
         self._noticed_s: float | None = None
         self._seen = self._reported = 0  # generations
-        self._gone: set[int] = set()  # not yet reported, as nobody got into the generation after
+        self._gone: set[int] = set()  # not yet reported, as no worker has made a step since
         self._left: set[int] = set()
         self._is_mixed = False
         self._has_finished = self._is_over = False
@@ -70,11 +73,11 @@ class Coordinator:
     def run(self) -> None:
         """Until the launcher closes its end."""
         poller = zmq.Poller()
-        for part in (self._socket, self._door.socket, 0):
+        for part in (self._socket, self._authenticator.socket, 0):
             poller.register(part, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(_TICK_MS))
-            self._door.answer()
+            self._authenticator.answer()
             if 0 in ready and not self._hear_launcher():
                 return
             self._hear_members()
@@ -124,7 +127,7 @@ class Coordinator:
         if any(here.steps for here in self._membership.heard.values()):
             for (
                 member
-            ) in self._membership.live:  # also who has been silent since before we were started again
+            ) in self._membership.live:  # also those silent since before this coordinator was started again
                 self._heard_s.setdefault(member, now)
         for member, heard_s in list(self._heard_s.items()):
             if now - heard_s > self._stall_s and not self._remote_hosts.see_to(member):
@@ -141,7 +144,7 @@ class Coordinator:
                     self._socket.send_multipart([address, content])
 
     def _report(self) -> None:
-        """Once everyone is at work again."""
+        """Tell the launcher of a new generation, once all its members are at work."""
         membership = self._membership
         new_generation = membership.new_generation
         if new_generation and membership.servers.issuperset(membership.live) and not self._is_over:

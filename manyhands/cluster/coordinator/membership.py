@@ -1,14 +1,14 @@
-"""Who belongs to a run, generation after generation: the coordinator's decisions, without sockets and clocks.
+"""Which workers belong to a run, generation after generation: the coordinator's decisions, without sockets and clocks.
 
-A generation is over when one of its members is gone, or when its members leave it together because somebody wants to
-join or to leave. The next one begins when every member that is alive has left: those who have the state come
-first, in the order of their ranks, and then those who take it over.
+A generation is over when one of its members is gone, or when its members leave it together because a worker wants to
+join or to leave. The next one begins when every living member has left it: members that have the state come first, in
+the order of their ranks, and then the members that take the state over.
 
-Servers that may be on several hosts are members like workers, but have no rank among them: whoever of them is there has
-a seat. What each of them has of the parameters is not known here (`servers/holding.py`).
+Servers that may be on several hosts are members like workers, but have no rank among them: every server that is there
+belongs to the next generation. The coordinator does not know which parameters a server has.
 
-Where a replica is spread over several workers, its crew, crews come and go as a whole: who is left of a crew waits, as
-a new one does, until there are enough for another.
+Where several workers form one replica (a model-parallel group), such groups come and go as a whole: the rest of a group
+waits, as new workers do, until there are enough for another group.
 """
 
 import itertools
@@ -21,24 +21,27 @@ from manyhands.cluster.coordinator.control import Change, Here, NewGeneration, N
 class Membership:
     """`most` is how many may be members at once; `heard` is what each one said last.
 
-    `crew` is how many workers have one replica among them. Where replicas are `alike` after every step, parts of
-    several make one.
+    `group_size` workers form one replica. With `replicas_equal` after every step, parts of several replicas make one.
     """
 
-    def __init__(self, members: Iterable[int], *, most: int, crew: int = 1, alike: bool = False) -> None:
+    def __init__(
+        self, members: Iterable[int], *, most: int, group_size: int = 1, replicas_equal: bool = False
+    ) -> None:
         self.generation = 0
-        self.seated = tuple(members)
+        self.current = tuple(members)
         self.heard: dict[int, Here] = {}
         self.gone: set[int] = set()
         self.ended: set[int] = set()  # of those, the ones that cannot come again
         self._most = most
-        self._crew = crew
-        self._alike = alike
+        self._group_size = group_size
+        self._replicas_equal = replicas_equal
         self.new_generation: NewGeneration | None = None
-        self.servers: set[int] = set()  # of all who were ever heard
-        self._has_begun = False  # whether anyone seated was heard; else we may know less than they
-        self._is_lost = False  # whether nobody has the state any more
-        # Where the run begins with whoever comes: how many that will be, once it is known.
+        self.servers: set[int] = set()  # all that were ever heard
+        self._has_begun = (
+            False  # whether a current member was heard; else the members may know more than this
+        )
+        self._is_lost = False  # whether no member has the state any more
+        # Where the members come one by one: how many will come, once it is known.
         self.expected: int | None = None
         self.expected_servers = 0
 
@@ -50,7 +53,7 @@ class Membership:
             here.generation > self.generation and here.new_generation
         ):  # we were started in the middle of a run
             self.generation, self.new_generation = here.generation, here.new_generation
-            self.seated = (*here.new_generation.members, *here.new_generation.servers)
+            self.current = (*here.new_generation.members, *here.new_generation.servers)
             self.servers |= set(here.new_generation.servers)
         self.heard[here.member] = here
         if here.serves:
@@ -58,7 +61,7 @@ class Membership:
         self._has_begun = self._has_begun or here.generation >= 0
         # A loss is only believed of members of the generation in which it was seen.
         if here.generation == self.generation:
-            self.gone |= set(here.lost) & set(self.seated)
+            self.gone |= set(here.lost) & set(self.current)
         self._decide()
 
     def lose(self, member: int) -> None:
@@ -66,7 +69,7 @@ class Membership:
         self.lose_all([member])
 
     def lose_all(self, members: Iterable[int]) -> None:
-        """The same for those who are gone together: no generation begins with some of them."""
+        """The same for members that are gone together: no generation begins with some of them."""
         for member in members:
             self.gone.add(member)
             self.heard.pop(member, None)
@@ -83,55 +86,55 @@ class Membership:
         if here is None:
             return None
         if here.waits:
-            is_concerned = member in self.seated or here.leaving
+            is_concerned = member in self.current or here.leaving
             if self.new_generation and is_concerned and here.generation < self.generation:
                 return self.new_generation
             if self._is_lost:
-                return No(reason="nobody is left from whom a new worker could take the parameters over")
+                return No(reason="no worker is left from which a new one could take the parameters over")
             return None
         if here.generation < self.generation:
             return Over(generation=here.generation, gone=())  # it was given up: it may come again
-        missing = tuple(one for one in self.seated if one in self.gone)
+        missing = tuple(one for one in self.current if one in self.gone)
         if missing or self.is_left:
             return Over(generation=self.generation, gone=missing)
         return Change(generation=self.generation) if self._wants_change() else None
 
     @property
     def is_left(self) -> bool:
-        """Whether one of this generation has left it: whoever waits for that one now waits in vain."""
+        """Whether a member has left this generation: members that wait for it now wait in vain."""
         here = [self.heard[member] for member in self.live if member in self.heard]
         return any(one.waits and one.generation == self.generation for one in here)
 
     @property
     def live(self) -> list[int]:
-        """Those who are seated, as far as they are not known to be gone."""
-        return [member for member in self.seated if member not in self.gone]
+        """The members of this generation that are not known to be gone."""
+        return [member for member in self.current if member not in self.gone]
 
     def _new(self) -> list[int]:
-        """Those who wait for a seat, as far as there is room."""
+        """The members that wait for the next generation, as far as there is room."""
         live = self._workers(self.live)
         staying = [m for m in live if m not in self.heard or not self._leaves(self.heard[m])]
-        return [*self._seats_for(self._waiting(), len(staying)), *self._waiting(serving=True)]
+        return [*self._admitted(self._waiting(), len(staying)), *self._waiting(serving=True)]
 
     def _waiting(self, *, serving: bool = False) -> list[int]:
         return sorted(
             member
             for member, here in self.heard.items()
-            if here.waits and not here.leaving and (member not in self.seated or member in self.gone)
+            if here.waits and not here.leaving and (member not in self.current or member in self.gone)
             if (member in self.servers) == serving
         )
 
     def _workers(self, members: Iterable[int]) -> list[int]:
         return [member for member in members if member not in self.servers]
 
-    def _seats_for(self, members: Sequence[int], taken: int) -> list[int]:
-        """Of those who want a seat, whoever gets one: crews that are complete, as far as there is room."""
+    def _admitted(self, members: Sequence[int], taken: int) -> list[int]:
+        """Of the workers that want to join, those that can: complete groups, as far as there is room."""
         room = min(len(members), max(0, self._most - taken))
-        return list(members[: room // self._crew * self._crew])
+        return list(members[: room // self._group_size * self._group_size])
 
     def _leaves(self, here: Here) -> bool:
         """Whether a member wants to be left out; one that others need for their replica cannot."""
-        return here.leaving and self._crew == 1
+        return here.leaving and self._group_size == 1
 
     def _wants_change(self) -> bool:
         live = self._workers(self.live)
@@ -139,19 +142,22 @@ class Membership:
         return 0 < len(leaving) < len(live) or bool(self._new())  # the last one cannot leave
 
     def _state_holders(self, having: Iterable[int]) -> tuple[list[int], bool]:
-        """Of those who have the state, whoever goes on with it: the crews that are whole; says whether no crew was, and
-        parts of several had to do."""
-        known, seated = set(having), self._workers(self.seated)
-        crews = [seated[at : at + self._crew] for at in range(0, len(seated), self._crew)]
-        whole = [crew for crew in crews if known.issuperset(crew)]
-        if whole or not self._alike:
+        """Of the members that have the state, those that go on with it: the complete groups. Says whether no group was
+        complete, so that parts of several have to make one."""
+        known, current = set(having), self._workers(self.current)
+        groups = [current[at : at + self._group_size] for at in range(0, len(current), self._group_size)]
+        whole = [group for group in groups if known.issuperset(group)]
+        if whole or not self._replicas_equal:
             return list(itertools.chain(*whole)), False
-        by_part = [[one for one in seated[part :: self._crew] if one in known] for part in range(self._crew)]
+        by_part = [
+            [one for one in current[part :: self._group_size] if one in known]
+            for part in range(self._group_size)
+        ]
         made = list(zip(*by_part, strict=False))  # as many as the rarest part has
         return list(itertools.chain(*made)), bool(made)
 
     def _decide(self) -> None:
-        if not self.seated and not self._has_begun:
+        if not self.current and not self._has_begun:
             self._begin()
             return
         live = self.live
@@ -160,7 +166,7 @@ class Membership:
         reports = [one for one in left if one.member not in self.servers]
         staying = [one for one in reports if not self._leaves(one)]
         if not any(one.has_state for one in staying):
-            staying = reports  # someone has to go on
+            staying = reports  # one has to go on
         first, is_mixed = self._state_holders(one.member for one in staying if one.has_state)
         had_state = any(one.has_state for one in reports) or bool(
             self.new_generation and self.new_generation.state_holders
@@ -172,17 +178,17 @@ class Membership:
             return
         state_holders = [one for one in staying if one.member in first]
         others = [one.member for one in staying if one.member not in first]
-        members = (*first, *self._seats_for([*others, *self._waiting()], len(first)))
+        members = (*first, *self._admitted([*others, *self._waiting()], len(first)))
         if not members:
             return
         servers = [one.member for one in left if one.member in self.servers]
-        self._rank_info(
+        self._begin_generation(
             members,
             servers=(*servers, *self._waiting(serving=True)),
             state_holders=len(state_holders),
             last_commits=max(one.commits for one in state_holders or staying),
             steps=max(one.steps for one in reports),
-            gone=tuple(member for member in self.seated if member in self.gone),
+            gone=tuple(member for member in self.current if member in self.gone),
             left=tuple(one.member for one in reports if self._leaves(one) and one.member not in members),
             is_mixed=is_mixed,
             in_step=tuple(
@@ -202,7 +208,7 @@ class Membership:
             and len(servers) >= self.expected_servers
         ):
             self._has_begun = True
-            self._rank_info(
+            self._begin_generation(
                 tuple(waiting),
                 servers=tuple(servers),
                 state_holders=0,
@@ -212,15 +218,15 @@ class Membership:
                 left=(),
             )
 
-    def _rank_info(self, members: tuple[int, ...], servers: tuple[int, ...], **more: Any) -> None:
-        self.seated = (*members, *servers)
-        self.gone -= set(self.seated)
+    def _begin_generation(self, members: tuple[int, ...], servers: tuple[int, ...], **more: Any) -> None:
+        self.current = (*members, *servers)
+        self.gone -= set(self.current)
         self.generation += 1
         self.new_generation = NewGeneration(
             generation=self.generation,
             members=members,
             servers=servers,
-            hosts=tuple(self.heard[member].host for member in self.seated),
+            hosts=tuple(self.heard[member].host for member in self.current),
             place=self.heard[members[0]].place,
             **more,
         )

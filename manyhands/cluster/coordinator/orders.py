@@ -26,16 +26,16 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     keys: tuple[str, str]
     remote_hosts: list[str]
-    """Public keys of those who may speak."""
+    """Public keys of the processes that may speak."""
     members: list[int]
     """Of the generation that the launcher begins."""
     most: int
     stall_s: float
     hosts: int = 0
     """How many hosts must have come before the run begins; 0 where it begins on the launcher's alone."""
-    crew: int = 1
+    group_size: int = 1
     """How many workers have one replica among them."""
-    alike: bool = False
+    replicas_equal: bool = False
     """Whether all replicas are the same after every step."""
     servers: int = 0
     """That the launcher begins with, where they are members."""
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     is_mixed: bool = False
     """Whether no replica was whole, and the parts of several make one."""
     step: int = 0
-    """The first step of that generation: begun anew, if somebody died in it."""
+    """The first step of that generation: begun anew, if a worker died in it."""
     noticed_s: float = 0.0
     """By the clock that all processes of a host share: when the first survivor had left the old generation."""
     resumed_s: float = 0.0
@@ -71,7 +71,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[int] = []
     """All members that are servers, or were."""
     is_over: bool = False
-    """Nobody is left; `finished` is whether one of them has said goodbye."""
+    """No worker is left; `finished` says whether one of them has finished."""
     finished: bool = False
     failed: str = ""
     """Why a launcher on another host says that the run cannot go on."""

@@ -34,7 +34,7 @@ class _RemoteHost:
 
 
 class RemoteHosts:
-    """`hosts` is how many there must be, the coordinator's own included, before the roster may begin."""
+    """`hosts` is how many there must be, the coordinator's own included, before the first generation may begin."""
 
     def __init__(self, membership: Membership, *, hosts: int, own_workers: int, own_servers: int = 0) -> None:
         self._membership = membership
@@ -48,19 +48,19 @@ class RemoteHosts:
     def hear(self, said: HostHere, now_s: float) -> HostThere:
         """What a launcher says of its host; returns the answer."""
         number = self._number(said)
-        guest = self._remote_hosts.setdefault(
+        host = self._remote_hosts.setdefault(
             number, _RemoteHost(said.address, said.workers, said.servers, now_s)
         )
-        guest.heard_s, guest.is_here = now_s, True
+        host.heard_s, host.is_here = now_s, True
         for member, how in said.ended:
-            guest.stalled.discard(member)
-            if member not in guest.ended and member // NUMBERS == number:
-                guest.ended[member] = Ending(member=member, address=guest.address, how=how, at_s=now_s)
+            host.stalled.discard(member)
+            if member not in host.ended and member // NUMBERS == number:
+                host.ended[member] = Ending(member=member, address=host.address, how=how, at_s=now_s)
                 self._expect()
                 self._membership.end(member)
         self._expect()
-        seated = tuple(member for member in self._membership.seated if member // NUMBERS == number)
-        return HostThere(host=number, stalled=tuple(sorted(guest.stalled)), seated=seated)
+        current = tuple(member for member in self._membership.current if member // NUMBERS == number)
+        return HostThere(host=number, stalled=tuple(sorted(host.stalled)), current=current)
 
     def _number(self, said: HostHere) -> int:
         """A coordinator that was started again learns the numbers from the launchers."""
@@ -72,40 +72,35 @@ class RemoteHosts:
 
     def _expect(self) -> None:
         if self._hosts and len(self._remote_hosts) + 1 >= self._hosts:
-            counts = [self._own, *(guest.expected() for guest in self._remote_hosts.values())]
+            counts = [self._own, *(host.expected() for host in self._remote_hosts.values())]
             self._membership.expected, self._membership.expected_servers = map(sum, zip(*counts, strict=True))
 
     def find_vanished(self, now_s: float) -> list[int]:
         """Give up the workers of hosts that have fallen silent; returns them."""
         lost: list[int] = []
         limit_s = SUSPICIOUS_S if self._membership.is_left else SILENCE_S
-        for number, guest in self._remote_hosts.items():
-            if guest.is_here and now_s - guest.heard_s > limit_s:
-                guest.is_here = False
-                guest.stalled.clear()
+        for number, host in self._remote_hosts.items():
+            if host.is_here and now_s - host.heard_s > limit_s:
+                host.is_here = False
+                host.stalled.clear()
                 members = [member for member in self._membership.live if member // NUMBERS == number]
                 lost += members
                 if members:
-                    self._vanished.append(
-                        Vanished(address=guest.address, members=members, at_s=guest.heard_s)
-                    )
+                    self._vanished.append(Vanished(address=host.address, members=members, at_s=host.heard_s))
         if lost:
             self._membership.lose_all(lost)
         return lost
 
     def see_to(self, member: int) -> bool:
         """A member hangs; says whether it is for a launcher on another host to end it, or is gone with its host."""
-        guest = self._remote_hosts.get(member // NUMBERS)
-        if guest is not None and guest.is_here:
-            guest.stalled.add(member)
-        return guest is not None
+        host = self._remote_hosts.get(member // NUMBERS)
+        if host is not None and host.is_here:
+            host.stalled.add(member)
+        return host is not None
 
     def endings(self, members: Collection[int]) -> list[Ending]:
         return [
-            guest.ended[m]
-            for guest in self._remote_hosts.values()
-            for m in sorted(members)
-            if m in guest.ended
+            host.ended[m] for host in self._remote_hosts.values() for m in sorted(members) if m in host.ended
         ]
 
     def take_vanished(self) -> list[Vanished]:

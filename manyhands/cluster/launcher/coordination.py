@@ -30,9 +30,9 @@ class Elastic:
     """The launcher kills a worker that was silent for this long."""
     hosts: int = 0
     """How many hosts must have come before the run begins; 0: all workers are on this one, and no port is opened."""
-    crew: int = 1
+    group_size: int = 1
     """How many workers have one replica among them: they come and go together."""
-    alike: bool = False
+    replicas_equal: bool = False
     """Whether all replicas are the same after every step, so that parts of several make one."""
     address: str = ""
     """Of this host, and after a colon the port of the coordinator, where there may be other hosts."""
@@ -60,8 +60,8 @@ class Coordination:
             most=elastic.most,
             stall_s=elastic.stall_s,
             hosts=elastic.hosts,
-            crew=elastic.crew,
-            alike=elastic.alike,
+            group_size=elastic.group_size,
+            replicas_equal=elastic.replicas_equal,
             servers=servers if elastic.hosts else 0,
         )
         self.elastic = elastic

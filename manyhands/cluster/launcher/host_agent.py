@@ -182,7 +182,7 @@ class HostAgent:
         if isinstance(said, HostThere):
             self.host = said.host
             self._heard_s = time.monotonic()
-            self._state_holders |= set(said.seated)
+            self._state_holders |= set(said.current)
             for child in self._processes.running if said.stalled else ():
                 if self.first_number + child.rank in said.stalled:
                     child.signal(signal.SIGKILL)

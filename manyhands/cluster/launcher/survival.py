@@ -76,7 +76,7 @@ class Survival:
             self._has_finished or child.code == local.EXIT_PEER_LOST
         )
         if child.code > 0 and is_late:
-            return self._has_finished or self._is_anyone_here()  # it came when the others were going
+            return self._has_finished or self._has_workers()  # it came when the others were going
         if child.code > 0:
             return False  # by an error of its own: the others would meet it as well
         how = describe_exit(child.code)
@@ -88,7 +88,7 @@ class Survival:
         else:
             self._untold.append(death)
         self._state_holders.discard(child.rank)
-        if not self._is_anyone_here():
+        if not self._has_workers():
             return self._has_finished  # else no worker has the parameters any more
         if self._replaced < self._elastic.replace:
             delay_s = (
@@ -119,7 +119,7 @@ class Survival:
         self._on_event(Event(kind="server", text=text, fields={"rank": rank, "how": how, "pid": child.pid}))
         return True
 
-    def _is_anyone_here(self) -> bool:
+    def _has_workers(self) -> bool:
         return bool(self._remote_hosts) or any(self.is_worker(one.rank) for one in self._processes.running)
 
     @property
@@ -182,7 +182,7 @@ class Survival:
     def _tell_generation(self, report: Report) -> None:
         new = sorted(set(report.members) - self._state_holders - self._remote_hosts)
         accounted = {*report.members, *report.gone, *report.left}
-        waiting = sorted(self._state_holders - accounted) if self._elastic.crew > 1 else []
+        waiting = sorted(self._state_holders - accounted) if self._elastic.group_size > 1 else []
         ours = {child.rank for child in self._processes.running} | set(self._slots)
         self._state_holders |= set(report.members) & ours
         self._remote_hosts |= set(report.members) - ours

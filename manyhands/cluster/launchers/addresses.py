@@ -48,7 +48,7 @@ def meeting_address(place: str) -> str:
 
 
 def hold_port(address: str, port: int = 0) -> int:
-    """A port of that address at which nobody listens: this one, or any if it is 0. It is held as long as this process.
+    """A free port of that address: this one, or any if it is 0. This process holds it until it ends.
 
     A bound socket that does not listen keeps the port from every process that asks for any, or for this one alone.
     The store and the coordinator listen at it all the same: they set SO_REUSEADDR, as this does.

@@ -2,7 +2,7 @@
 
 Making any optimizer imports `torch._dynamo`, only to mark four methods as not to be compiled, and so does calling its
 `step`, only to tell a compiler where graphs break: 2 s and 70 MB for every worker. Here those methods call what they
-wrap for as long as nobody has loaded the compiler. Where PyTorch is built otherwise, nothing is changed.
+wrap for as long as the compiler is not loaded. Where PyTorch is built otherwise, nothing is changed.
 """
 
 import functools

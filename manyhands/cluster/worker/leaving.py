@@ -15,7 +15,7 @@ from types import FrameType
 from manyhands.cluster.launchers import local
 
 _end: Callable[[], None] | None = None
-_is_heard = False  # whether anyone looks
+_is_heard = False  # whether a session looks
 is_asked = False  # whether this process is to save and leave
 _times = 0  # that this process was told to end
 
@@ -31,7 +31,7 @@ def install(end: Callable[[], None]) -> None:
 
 
 def listen() -> None:
-    """There is someone who looks whether this process was asked to leave; only the main thread can hear it."""
+    """A session looks whether this process was asked to leave; only the main thread gets signals."""
     global _is_heard
     if threading.current_thread() is not threading.main_thread():
         return
@@ -41,7 +41,7 @@ def listen() -> None:
 
 
 def stop_listening() -> None:
-    """Nobody looks any more: from now on SIGTERM ends this process at once."""
+    """No session looks any more: from now on SIGTERM ends this process at once."""
     global _is_heard
     _is_heard = False
 
@@ -56,6 +56,6 @@ def _hear(number: int, frame: FrameType | None) -> None:
 
 
 def _die() -> None:
-    """As if nobody had ever listened."""
+    """End as a process without a session does."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)

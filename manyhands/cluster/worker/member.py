@@ -32,7 +32,7 @@ _LINGER_MS = 500
 
 
 class Regroup(Exception):
-    """All members leave their generation between two steps: somebody joins or leaves."""
+    """All members leave their generation between two steps: a worker joins or leaves."""
 
 
 @dataclass(frozen=True, kw_only=True)

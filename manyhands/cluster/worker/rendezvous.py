@@ -1,7 +1,7 @@
 """Which processes of a run share a host, and the memory and the meeting place that they share.
 
-Who shares a host is found out by trying: whoever can open a peer's anonymous memory and read the secret in it is on the
-same host. A network namespace of its own makes a host of its own, which is how hosts are emulated in tests.
+Processes find out by trying whether they share a host: one that can open a peer's anonymous memory and read the secret
+in it is on the same host. Processes of different network namespaces are on different hosts; tests emulate hosts so.
 """
 
 import os
@@ -18,7 +18,7 @@ from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.errors import PeerLost, UsageError
 
 MEETING_TIMEOUT_S = 300.0
-REGROUPING_S = 30.0  # all were heard of a moment ago: whoever has not come by then will not
+REGROUPING_S = 30.0  # all were heard of a moment ago: a worker that has not come by then will not come
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Neighbourhood:
 
 
 def find_neighbours(rank_info: RankInfo, store: Any = None) -> Neighbourhood:
-    """Meet everyone; all processes of the run must ask. `store` is the meeting place, if this process has opened it."""
+    """Find the hosts of all processes, which must all ask. `store` is the meeting place, if it is open already."""
     if len(set(rank_info.hosts)) > 1:  # each launcher has the memory of its host
         assert rank_info.arena_fd is not None
         groups = [
@@ -52,7 +52,7 @@ def find_neighbours(rank_info: RankInfo, store: Any = None) -> Neighbourhood:
     if rank_info.store is None or rank_info.hosts:
         fd = anonymous_memory() if rank_info.arena_fd is None else os.dup(rank_info.arena_fd)
         return Neighbourhood(hosts=(tuple(range(rank_info.size)),), memory_fd=fd)
-    # torchrun starts everyone again after a failure and keeps its store: each time gets keys of its own.
+    # torchrun starts all workers again after a failure and keeps its store: each time gets keys of its own.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"manyhands/{attempt}", _meeting_place(rank_info))
     hosts, fd = _find_hosts(store, rank_info)
@@ -66,7 +66,7 @@ def anonymous_memory() -> int:
 
 
 def open_meeting_place(address: str) -> Any:
-    """A store for those who may become the next generation, on a port of its own."""
+    """A store for the members of the next generation, on a port of its own."""
     return dist.TCPStore(
         address, 0, is_master=True, timeout=timedelta(seconds=REGROUPING_S), wait_for_workers=False
     )

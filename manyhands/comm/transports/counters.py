@@ -14,7 +14,7 @@ from collections.abc import Callable
 from manyhands.errors import PeerLost, UsageError
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-_WAIT, _WAKE, _EVERYONE = 0, 1, 2**31 - 1
+_WAIT, _WAKE, _ALL = 0, 1, 2**31 - 1
 _LINE = 8  # int64s per cache line: counters of different writers must not share one
 
 _IN_ORDER = ("x86_64", "AMD64")  # processors whose cores see each other's stores in the order of writing
@@ -64,7 +64,7 @@ class Counters:
         """A process that sees the new value also sees everything that this worker wrote before."""
         self._view[index * _LINE] = value
         if _FUTEX:
-            _libc.syscall(_FUTEX, self._addresses[index], _WAKE, _EVERYONE, None, None, 0)
+            _libc.syscall(_FUTEX, self._addresses[index], _WAKE, _ALL, None, None, 0)
 
     def wait(self, index: int, value: int) -> None:
         """Return once the counter has reached `value`."""

@@ -60,9 +60,9 @@ class Host:
         self._pids: dict[int, int] = {}
         self._poll = select.poll()
         self._poll_lock = threading.Lock()
-        self._meet_everyone()
+        self._meet_all()
 
-    def _meet_everyone(self) -> None:
+    def _meet_all(self) -> None:
         """Learn the peers' process ids, so that a death is noticed from the exited process itself."""
         # Until then the launcher notices a peer that dies.
         for index, row in enumerate(self.exchange([float(os.getpid())])):

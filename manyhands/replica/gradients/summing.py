@@ -57,9 +57,7 @@ class Gradients:
         self._owned = [span for span in layout.spans if owners[span.index] == self._index]
         self._kept_limit = KEPT_BYTES // self._workers
         self._private: list[Tensor | None] = [None] * len(layout.places)
-        self.write_after: OnReady | None = (
-            None  # called before this worker's gradients of a span go to `total`
-        )
+        self._in_flight: Container[int] = ()  # spans of `total` that servers may still read
         self._given: set[int] = set()  # parameters whose gradient is made in `total` itself in this step
         # By parameter: for each turn before the owner's, the pieces that are this worker's to add in it.
         self._turns: list[list[list[Piece]]] = [[[] for _ in range(self._workers - 1)] for _ in layout.places]
@@ -110,7 +108,8 @@ class Gradients:
             return None
         self._given.add(index)
         for number in self._own[index]:
-            self._await(number)
+            if number in self._in_flight:
+                self._wait(self._layout.spans[number])
         place = self._layout.places[index]
         return self.total[place.start : place.stop].view(place.shape)
 
@@ -336,12 +335,13 @@ class Gradients:
             if span.index == self._last_own[index]:
                 self._drop(index)
 
-    def _await(self, span: int) -> None:
-        if self.write_after:
-            self.write_after(self._layout.spans[span])
+    def write_after(self, wait: OnReady, in_flight: Container[int]) -> None:
+        """Call `wait` before this worker's gradients of a span in flight go to `total`."""
+        self._wait, self._in_flight = wait, in_flight
 
     def _add_last(self, index: int, span: int) -> None:
-        self._await(span)
+        if span in self._in_flight:
+            self._wait(self._layout.spans[span])
         grad = self._private[index]
         into, start, stop = self._own[index][span]
         if self._tables and span in self._tables:

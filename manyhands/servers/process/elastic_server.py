@@ -25,9 +25,9 @@ from manyhands.servers.protocol.consistency import Clocks, Consistency
 from manyhands.servers.protocol.messages import Hello, encode
 from manyhands.servers.protocol.scheme import Scheme
 from manyhands.servers.protocol.server_group import ServerGroup, own_server_group
+from manyhands.servers.transport.connection import Connection
 from manyhands.servers.transport.local_socket import LocalPort
 from manyhands.servers.transport.meeting import read, write
-from manyhands.servers.worker.client import Connection
 
 
 def roam(

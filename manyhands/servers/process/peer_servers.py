@@ -11,8 +11,8 @@ from manyhands.errors import PeerLost
 from manyhands.servers.protocol.messages import Hello, encode
 from manyhands.servers.protocol.scheme import Scheme
 from manyhands.servers.protocol.server_group import ServerGroup
+from manyhands.servers.transport.connection import Connection
 from manyhands.servers.transport.local_socket import LocalConnection
-from manyhands.servers.worker.client import Connection
 
 
 class PeerPort:

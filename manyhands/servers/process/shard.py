@@ -22,10 +22,12 @@ from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.state import packing
 from manyhands.servers.process.backup import Backup
 from manyhands.servers.process.exchange import Exchange, Reply
-from manyhands.servers.process.vectors import BEFORE, GRADIENT, Vectors
-from manyhands.servers.process.write_ahead_log import WriteAheadLog, round_key
+from manyhands.servers.process.vectors import Vectors
+from manyhands.servers.process.write_ahead_log import WriteAheadLog
 from manyhands.servers.protocol.consistency import Clocks, Due, OutOfTurn
 from manyhands.servers.protocol.messages import (
+    BEFORE,
+    GRADIENT,
     Add,
     Applied,
     AskContent,
@@ -67,6 +69,7 @@ from manyhands.servers.protocol.messages import (
     states,
 )
 from manyhands.servers.protocol.ownership import SpanGroup
+from manyhands.servers.protocol.push_notes import round_key
 from manyhands.servers.protocol.rows import News, as_table, gradient_of, pack, touched, unpack
 
 _REMEMBERED = 4096  # updates of a group whose authors are known

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from manyhands.servers.protocol.consistency import OutOfTurn
-
-PARAMS, GRADIENT, BEFORE = "params", "gradient", "before"  # the last: the parameters before the step
+from manyhands.servers.protocol.messages import BEFORE, GRADIENT, PARAMS
 
 
 class Vectors:

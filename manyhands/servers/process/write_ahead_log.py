@@ -1,11 +1,11 @@
 """What is written down in the memory of a host so that a new process can go on as a server that has died.
 
 Parameters, the optimizer's vectors and the workers' gradients lie in that memory anyway. Workers note there what they
-push (`Notes`); a server what it is about to apply, how far it has come with it, and the numbers of its optimizer
+push (`PushNotes`); a server what it is about to apply, how far it has come with it, and the numbers of its optimizer
 (`WriteAheadLog`). A new server puts back the span that the dead one was changing, finishes what was begun, and serves.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,48 +15,10 @@ from manyhands.replica.layout import Layout, Span
 from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
 from manyhands.replica.optimizer.undo_log import UndoLog
 from manyhands.replica.optimizer.updates import Updates
-from manyhands.servers.protocol.messages import Push
-from manyhands.servers.protocol.ownership import SpanGroup
+from manyhands.servers.protocol.push_notes import PushNotes
 from manyhands.servers.transport.host_memory import HostMemory
 
 MOST_NOTED = 62  # workers: one bit of a word for each
-_GENERATION_SHIFT = 40  # rounds that one generation can number
-
-
-class Notes:
-    """What each worker has pushed last of each group; written before the push is sent."""
-
-    def __init__(self, memory: HostMemory) -> None:
-        self._rounds, self._samples, self._missing = (table.numpy() for table in memory.notes())
-
-    def push(self, worker: int, group: SpanGroup, *, round_key: int, samples: int, missing: set[int]) -> None:
-        flags = self._missing[worker]
-        for place in {place for span in group.spans for place in span.places}:
-            flags[place] = place in missing
-        self._samples[worker, group.index] = samples
-        self._rounds[worker, group.index] = round_key
-
-    def pushes(self, group: SpanGroup, round_key: int) -> Iterator[tuple[int, Push]]:
-        """All pushes of a group in a round, by worker."""
-        for worker in range(len(self._rounds)):
-            if self._rounds[worker, group.index] == round_key:
-                yield worker, self.last(worker, group)
-
-    def last(self, worker: int, group: SpanGroup) -> Push:
-        places = sorted({place for span in group.spans for place in span.places})
-        return Push(
-            number=0,
-            group=group.index,
-            step=0,
-            seen=0,
-            samples=int(self._samples[worker, group.index]),
-            missing=tuple(place for place in places if self._missing[worker, place]),
-        )
-
-
-def round_key(generation: int, round_number: int) -> int:
-    """A round may be made again by another generation."""
-    return generation << _GENERATION_SHIFT | round_number
 
 
 class WriteAheadLog:
@@ -73,7 +35,7 @@ class WriteAheadLog:
         servers: int,
         server: int,
     ) -> None:
-        self.notes = Notes(memory)
+        self.notes = PushNotes(memory)
         self._server = server
         self._optimizer = optimizer
         self._journal = UndoLog(layout, vectors, numbers, memory.allocate, owners=servers, mine=server)

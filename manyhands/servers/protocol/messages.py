@@ -4,11 +4,14 @@ The header is MessagePack of one of these structures; anything else is not a mes
 both sides know beforehand. On one host they lie in common memory and only the header travels.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
 
 from manyhands.replica.state import packing
+
+PARAMS, GRADIENT, BEFORE = "params", "gradient", "before"  # names of vectors; the last: before the step
 
 Serial = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
 
@@ -330,7 +333,6 @@ Answer = (
     | Refusal
 )
 
-_encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
 
@@ -347,8 +349,7 @@ def states(content: bytes) -> packing.Values:
         raise NotAMessage(f"states: {error}") from None
 
 
-def encode(message: Request | Answer) -> bytes:
-    return _encoder.encode(message)
+encode: Callable[[Request | Answer], bytes] = msgspec.msgpack.Encoder().encode
 
 
 def request(content: bytes) -> Request:

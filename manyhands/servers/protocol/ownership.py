@@ -8,6 +8,7 @@ beginning of the backward pass to its end.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from manyhands.replica.layout import Layout, Place, Span
@@ -45,9 +46,14 @@ class SpanGroup:
     def stop(self) -> int:
         return self.spans[-1].stop
 
-    @property
+    @cached_property
     def slice(self) -> slice:
         return slice(self.start, self.stop)
+
+    @cached_property
+    def places(self) -> frozenset[int]:
+        """The parameters of which the group has something."""
+        return frozenset(place for span in self.spans for place in span.places)
 
     @property
     def length(self) -> int:

@@ -8,93 +8,137 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from manyhands.comm.transports.host import Host
+from manyhands.errors import UsageError
 from manyhands.replica.layout import Span
 from manyhands.replica.replica import Share
 from manyhands.servers.worker.client import Servers
 
 
+class SpokenFor:
+    """The servers for a worker for which a neighbour speaks: it says nothing."""
+
+    def go_on(self, rounds: int) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def held(self, share: Share) -> Share:
+        return share
+
+    def push(self, span: Span) -> None:
+        raise UsageError(f"span {span.index}: the worker that speaks with the servers owns all spans")
+
+    def finish(self) -> None:
+        pass
+
+    def flush(self) -> bool:
+        return False
+
+    def settle(self) -> None:
+        pass
+
+    def pull(self, *, whole: bool = True) -> None:
+        pass
+
+    def recall(self, serial: int) -> None:
+        pass
+
+    def leave(self, take_part: Callable[[Share], object]) -> None:
+        pass
+
+
 class HostServers:
-    """The servers as the workers of one host see them; `line` is there on the one that speaks.
+    """The servers as the workers of one host see them, where all workers of all hosts take every step together."""
 
-    Inside a host all workers take every step together. Where the hosts do not, nobody else sees to that: a worker that
-    is out of data takes part in its neighbours' steps, with nothing, until they are out of data too.
-    """
+    keeps_back = False  # what the worker that speaks defers is in the host's memory
 
-    keeps_back = False  # what the one that speaks keeps back is in the host's memory
-
-    def __init__(self, host: Host, line: Servers | None, *, lockstep: bool) -> None:
+    def __init__(self, host: Host, servers: Servers | SpokenFor) -> None:
         self._host = host
+        self._servers = servers
         self._rounds_before = 0  # steps that were made in generations before this one
         self._flushes = 0  # in this one
         self._serial = 0  # steps and flushes in all generations
-        self._line = line
-        self._lockstep = lockstep
-        self._met = False
-        if line:
-            line.speaks_for = host.size
 
     def go_on(self, rounds: int) -> None:
         self._rounds_before = rounds
-        if self._line:
-            self._line.go_on(rounds)
+        self._servers.go_on(rounds)
 
     def made(self, steps: int) -> int:
         return self._rounds_before + self._flushes + steps
 
     def take_over(self, before: "HostServers | None") -> None:
-        """Go on with what was kept back in the generation before."""
-        serial = self._rounds_before
-        if not self._lockstep:  # servers do not know what the workers of a host have done together
-            serial = int(max(row[0] for row in self._host.exchange([before._serial if before else 0.0])))
-        self._serial = serial
-        if self._line:
-            self._line.recall(serial)
+        """Go on with what was deferred in the generation before."""
+        self._serial = self._latest(before)
+        self._servers.recall(self._serial)
+
+    def _latest(self, before: "HostServers | None") -> int:
+        return self._rounds_before
 
     def wait(self) -> None:
-        if not self._lockstep and not self._met:
-            self._host.exchange([1.0])
-        self._met = False
-        if self._line:
-            self._line.settle()  # the neighbours write their gradients where those of the last step are
-            self._line.wait()
+        self._servers.settle()  # the neighbours write their gradients where those of the last step are
+        self._servers.wait()
         self._host.barrier()
 
     def held(self, share: Share) -> Share:
-        if not self._lockstep:
-            everyone = sum(row[0] for row in self._host.exchange([float(share.samples)]))
-            share = replace(share, total=lambda: everyone)
-        return self._line.held(share) if self._line else share
+        return self._servers.held(share)
 
     def push(self, span: Span) -> None:
-        assert self._line, "the worker that speaks with the servers owns all spans"
-        self._line.push(span)
+        self._servers.push(span)
 
     def finish(self) -> None:
-        if self._line:
-            self._line.finish()
-        if not self._lockstep:
-            self._host.barrier()  # else neighbours would count what dies with the one that speaks
+        self._servers.finish()
         self._serial += 1
 
     def flush(self) -> None:
-        has_flushed = self._line.flush() if self._line else False
-        flushed = int(self._host.exchange([float(has_flushed)])[0][0])
+        flushed = int(self._host.exchange([float(self._servers.flush())])[0][0])
         self._flushes += flushed
         self._serial += flushed
 
     def settle(self) -> None:
-        if self._line:
-            self._line.settle()
+        self._servers.settle()
 
     def pull(self, *, whole: bool = True) -> None:
-        if self._line:
-            self._line.pull(whole=whole)
+        self._servers.pull(whole=whole)
         self._host.barrier()
 
     def leave(self, take_part: Callable[[Share], object]) -> None:
+        """This worker is out of data; it takes part in its neighbours' steps, with nothing, until they are too."""
         while any(row[0] for row in self._host.exchange([0.0])):
-            self._met = True
-            take_part(Share(parts=(), total=lambda: 0.0))
+            self._join_step()
+            take_part(Share(parts=(), samples=0, total=lambda: 0.0))
         self.flush()
-        if self._line:
-            self._line.leave(take_part)
+        self._servers.leave(take_part)
+
+    def _join_step(self) -> None:
+        """The neighbours know that this worker takes part in the next step."""
+
+
+class UnsteppedHostServers(HostServers):
+    """The same where hosts do not take every step together: its workers see to it themselves that they do."""
+
+    def __init__(self, host: Host, servers: Servers | SpokenFor) -> None:
+        super().__init__(host, servers)
+        self._met = False
+
+    def _latest(self, before: HostServers | None) -> int:
+        # Servers do not know what the workers of a host have done together.
+        return int(max(row[0] for row in self._host.exchange([before._serial if before else 0.0])))
+
+    def wait(self) -> None:
+        if not self._met:
+            self._host.exchange([1.0])
+        self._met = False
+        super().wait()
+
+    def held(self, share: Share) -> Share:
+        everyone = sum(row[0] for row in self._host.exchange([float(share.samples)]))
+        return super().held(replace(share, total=lambda: everyone))
+
+    def finish(self) -> None:
+        self._servers.finish()
+        self._host.barrier()  # else neighbours would count what dies with the one that speaks
+        self._serial += 1
+
+    def _join_step(self) -> None:
+        self._met = True

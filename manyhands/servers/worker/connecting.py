@@ -8,15 +8,35 @@ from torch import Tensor
 
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost
-from manyhands.servers.process.write_ahead_log import Notes
+from manyhands.replica.replica import Replica
 from manyhands.servers.protocol.consistency import Consistency
+from manyhands.servers.protocol.push_notes import NoNotes, PushNotes
 from manyhands.servers.protocol.scheme import Scheme
 from manyhands.servers.protocol.server_group import ServerGroup
 from manyhands.servers.protocol.service import Service
+from manyhands.servers.transport.connection import Connection
 from manyhands.servers.transport.local_socket import LocalConnection
 from manyhands.servers.transport.meeting import find_server, worker_key, write
-from manyhands.servers.worker.accumulator import Accumulator
-from manyhands.servers.worker.client import Connection, Servers
+from manyhands.servers.worker.accumulator import Accumulator, SharedDeferrals
+from manyhands.servers.worker.client import (
+    AsynchronousServers,
+    BoundedServers,
+    ConfirmedBoundedServers,
+    ConfirmedServers,
+    ElasticGatheredServers,
+    GatheredServers,
+    Servers,
+    Speaker,
+)
+from manyhands.servers.worker.clipping import ClippedAlone, ClippedTogether, Unclipped
+from manyhands.servers.worker.deferral import Deferrals
+from manyhands.servers.worker.server_connections import ServerConnections
+from manyhands.servers.worker.worker_vectors import (
+    CopiedParameters,
+    InPlaceParameters,
+    OutgoingGradients,
+    ServedParameters,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +70,14 @@ def own_vectors(
 
 
 def connect(
-    group: ServerGroup,
-    arena: Arena,
-    scheme: Scheme,
-    service: Service,
-    vectors: StartVectors,
-    check: Callable[[], None] = lambda: None,
-) -> Servers:
+    group: ServerGroup, arena: Arena, scheme: Scheme, *, cached: bool, check: Callable[[], None]
+) -> ServerConnections:
     """A worker's end; every server must be starting as well. `check` is called while waiting, and may raise."""
-    rank_info, store, rule, cached = group.rank_info, group.neighbours.store, service.rule, service.cached
-    near = group.local_servers(rank_info.rank)
-    memory = scheme.memory(arena, group) if near else None
-    lines: list[Connection] = []
-    if len(near) < rank_info.servers:
+    rank_info, store = group.rank_info, group.neighbours.store
+    local = group.local_servers(rank_info.rank)
+    memory = scheme.memory(arena, group)
+    connections: list[Connection] = []
+    if len(local) < rank_info.servers:
         from manyhands.servers.transport.tcp import (  # a run on one host does without ZeroMQ
             TcpConnection,
             make_keys,
@@ -72,33 +87,75 @@ def connect(
         write(store, worker_key(rank_info.rank), keys[0].decode())
     try:
         for server in range(rank_info.servers):
-            if memory is not None and server in near:
-                lines.append(LocalConnection(memory, server, check))
+            if server in local:
+                connections.append(LocalConnection(memory, server, check))
             else:
                 endpoint, key = find_server(store, server)
-                lines.append(TcpConnection(server, endpoint, key, keys, check))
+                connections.append(TcpConnection(server, endpoint, key, keys, check))
     except PeerLost:
-        for line in lines:
-            line.close(linger=False)
+        for connection in connections:
+            connection.close(linger=False)
         raise
-    return Servers(
-        rank_info.rank,
-        lines,
-        scheme.groups,
-        rule,
-        params=vectors.params,
-        grads=vectors.grads,
-        common=memory.vector if memory else None,
-        versions=memory.versions(len(scheme.groups)) if memory else None,
-        near=near,
-        in_place=group.computes_in_place(rank_info.rank, rule),
-        clip_norm=service.clip_norm,
+    made = ServerConnections(connections, scheme.groups)
+    made.greet(
+        worker=rank_info.rank,
         digest=scheme.digest,
         generation=rank_info.generation,
         workers=len(group.speakers(cached=cached)),
-        notes=Notes(memory) if memory is not None and rank_info.members and not rank_info.address else None,
-        roam=rank_info.address is not None,
-        cupboard=Accumulator(memory, scheme.groups)
-        if memory is not None and rank_info.members and cached
-        else None,
     )
+    return made
+
+
+def servers_of(
+    group: ServerGroup,
+    arena: Arena,
+    scheme: Scheme,
+    service: Service,
+    connections: ServerConnections,
+    vectors: StartVectors,
+    replica: Replica,
+    *,
+    speaks_for: int = 1,
+) -> Servers:
+    """The servers as this worker sees them, in the variant that fits the service and the run."""
+    rank_info, groups, rule = group.rank_info, scheme.groups, service.rule
+    local = group.local_servers(rank_info.rank)
+    memory = scheme.memory(arena, group) if local else None
+    is_replaced = memory is not None and rank_info.members and not rank_info.address
+    parameters: ServedParameters
+    if memory is not None and group.computes_in_place(rank_info.rank, rule):
+        parameters = InPlaceParameters(vectors.params, len(groups), memory)
+    else:
+        parameters = CopiedParameters(vectors.params, groups, memory)
+    deferrals = Deferrals(groups)
+    if memory is not None and rank_info.members and service.cached:
+        deferrals = SharedDeferrals(groups, Accumulator(memory, groups))
+    clipping = Unclipped()
+    if service.clip_norm is not None and rule.gathers:
+        clipping = ClippedTogether(service.clip_norm, connections)
+    elif service.clip_norm is not None:
+        clipping = ClippedAlone(service.clip_norm, replica.layout)
+    return _variant(rule, is_elastic=rank_info.address is not None)(
+        Speaker(
+            number=rank_info.rank,
+            generation=rank_info.generation,
+            server_groups=rule.server_groups,
+            speaks_for=speaks_for,
+            notes=PushNotes(memory) if memory is not None and is_replaced else NoNotes(),
+        ),
+        groups,
+        connections,
+        replica,
+        parameters,
+        OutgoingGradients(vectors.grads, replica.tables, local),
+        deferrals,
+        clipping,
+    )
+
+
+def _variant(rule: Consistency, *, is_elastic: bool) -> type[Servers]:
+    if rule.gathers:
+        return ElasticGatheredServers if is_elastic else GatheredServers
+    if rule.bound is None:
+        return ConfirmedServers if is_elastic else AsynchronousServers
+    return ConfirmedBoundedServers if is_elastic else BoundedServers

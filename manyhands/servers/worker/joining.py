@@ -24,9 +24,11 @@ from manyhands.servers.protocol.server_group import (
     server_group_of_part,
 )
 from manyhands.servers.protocol.service import Service
-from manyhands.servers.worker.cache import HostServers
-from manyhands.servers.worker.client import Reconciled, Servers
-from manyhands.servers.worker.connecting import StartVectors, connect, ordinary, own_vectors
+from manyhands.servers.worker.cache import HostServers, SpokenFor, UnsteppedHostServers
+from manyhands.servers.worker.client import Servers
+from manyhands.servers.worker.connecting import connect, ordinary, own_vectors, servers_of
+from manyhands.servers.worker.reconcile import ElasticReconciliation, Reconciled, reconcile
+from manyhands.servers.worker.server_connections import ServerConnections
 
 
 def join(
@@ -59,9 +61,10 @@ def join(
     rank = group.rank_info.rank
     speaker, allocate = (host.ranks[0], host.allocate) if service.cached else (rank, ordinary)
     vectors = own_vectors(group, arena, scheme, service.rule, speaker, allocate)
-    line = None
+    connections = None
     if rank == speaker:
-        line = _connected(world, arena, group, scheme, service, vectors, is_whole=part is None)
+        connections = connect(group, arena, scheme, cached=service.cached, check=host.check_peers)
+    is_in_place = group.computes_in_place(rank, service.rule)
     replica = Replica(
         model,
         optimizer,
@@ -73,15 +76,21 @@ def join(
             params=vectors.params,
             grads=vectors.grads,
             # What servers of this host own may be changing as we come.
-            fills=(rank == 0 and not has_begun) or (line is not None and not line.in_place),
+            fills=(rank == 0 and not has_begun) or (rank == speaker and not is_in_place),
         ),
         part=part,
     )
-    if line is not None:
-        line.bind(replica)
-    world.comm.servers = HostServers(host, line, lockstep=service.rule.gathers) if service.cached else line
-    _start(line, replica, world, service, has_begun=has_begun)
-    return replica, world.comm, line
+    servers = None
+    if connections is not None:
+        speaks_for = host.size if service.cached else 1
+        servers = servers_of(
+            group, arena, scheme, service, connections, vectors, replica, speaks_for=speaks_for
+        )
+        if world.rank == 0 and part is None:
+            servers.orphaned = _orphaned(world, arena, scheme, service)
+    world.comm.servers = _seen_by_worker(world, servers, service)
+    _start(servers, replica, world, service, has_begun=has_begun)
+    return replica, world.comm, servers
 
 
 def _scheme(
@@ -104,62 +113,92 @@ def _scheme(
     return describe(model, optimizer, group.rank_info.servers, every=service.every_of, held=held)
 
 
-def _connected(
-    world: World,
-    arena: Arena,
-    group: ServerGroup,
-    scheme: Scheme,
-    service: Service,
-    vectors: StartVectors,
-    *,
-    is_whole: bool,
-) -> Servers:
-    """Connections with the servers of this worker's group; worker 0 has those with orphaned groups, too."""
-    check = world.host.check_peers
-    line = connect(group, arena, scheme, service, vectors, check)
-    if world.rank == 0 and is_whole:
-        others = orphaned_server_groups(world.rank_info, world.neighbours, service.rule.server_groups)
-        plain = Service(rule=service.rule)
-        line.orphaned = [connect(other, arena, scheme, plain, vectors, check) for other in others]
-    return line
+def _orphaned(world: World, arena: Arena, scheme: Scheme, service: Service) -> list[ServerConnections]:
+    """Connections with the server groups that have no worker left: worker 0 sees to them."""
+    return [
+        connect(group, arena, scheme, cached=False, check=world.host.check_peers)
+        for group in orphaned_server_groups(world.rank_info, world.neighbours, service.rule.server_groups)
+    ]
+
+
+def _seen_by_worker(world: World, servers: Servers | None, service: Service) -> ServerAccess | None:
+    """The servers as strategies see them on this worker."""
+    if not service.cached:
+        return servers
+    variant = HostServers if service.rule.gathers else UnsteppedHostServers
+    return variant(world.host, servers or SpokenFor())
 
 
 def _start(
-    line: Servers | None, replica: Replica, world: World, service: Service, *, has_begun: bool
+    servers: Servers | None, replica: Replica, world: World, service: Service, *, has_begun: bool
 ) -> None:
     """Give the servers the first parameters, or take over theirs."""
     try:
-        if has_begun and line is not None and line.roam:
-            _level(line, replica, world, service)
-        elif has_begun:
-            _resolve(line, replica, world)
+        if not has_begun:
+            begin(servers, replica, world)
+        elif servers is not None and servers.is_elastic:
+            _reconcile_elastic(servers, replica, world, service)
         else:
-            begin(line, replica, world)
+            _reconcile(servers, replica, world)
     except PeerLost:
-        if line is not None:
-            line.drop()
+        if servers is not None:
+            servers.drop()
         raise
 
 
-def _resolve(line: Servers | None, replica: Replica, world: World) -> None:
-    """The servers have the parameters; see that all have made the same steps, and take over what they have."""
-    assert world.comm.servers is not None
+def begin(servers: Servers | None, replica: Replica, world: World) -> None:
+    """Worker 0's parameters become the servers', and theirs everyone's."""
     _spread(replica, world)
-    rounds = line.resolve() if line and line.leads else 0
-    world.comm.servers.go_on(int(world.exchange([float(rounds)])[0][0]))
+    params = replica.params
+    if servers is not None and servers.server_groups > 1:
+        params = params.clone()  # workers that have the same servers may have the same memory
+        world.comm.copy_(params)
+    if servers is not None and servers.leads:
+        servers.put("params", params)
+        if servers.is_elastic:
+            ElasticReconciliation(servers.connections, servers.groups).copy()
+    world.comm.sum_of(0.0)
+    _served(world).pull()
     world.comm.sum_of(0.0)
 
 
-def _level(line: Servers, replica: Replica, world: World, service: Service) -> None:
-    """The same where servers come and go: those that are there now get what those before them had."""
+def _reconcile(servers: Servers | None, replica: Replica, world: World) -> None:
+    """The servers have the parameters: all make the same steps count, and this worker takes over what they have."""
     _spread(replica, world)
-    said = msgspec.json.encode(line.level()) if world.rank == 0 else b""
+    rounds = 0
+    if servers is not None and servers.leads:
+        rounds = reconcile(servers.connections)
+        for orphaned in servers.orphaned:
+            reconcile(orphaned)
+    _served(world).go_on(int(world.exchange([float(rounds)])[0][0]))
+    world.comm.sum_of(0.0)
+
+
+def _reconcile_elastic(servers: Servers, replica: Replica, world: World, service: Service) -> None:
+    """Servers have come or gone: those of this generation get what those before them had."""
+    _spread(replica, world)
+    said = b""
+    if world.rank == 0:
+        elastic = ElasticReconciliation(servers.connections, servers.groups)
+        said = msgspec.json.encode(elastic.reconcile(gathers=service.rule.gathers))
     found = msgspec.json.decode(world.gather(said)[0], type=Reconciled)
     if found.lost:
         raise _lost(found.lost / replica.layout.length, service)
-    line.levelled = found
-    line.go_on(found.rounds)
+    servers.reconciled = found
+    servers.go_on(found.rounds)
     world.comm.sum_of(0.0)
+
+
+def _served(world: World) -> ServerAccess:
+    if world.comm.servers is None:
+        raise UsageError("this run has no servers; start it with --servers 1")
+    return world.comm.servers
+
+
+def _spread(replica: Replica, world: World) -> None:
+    """What servers do not have; the workers of a host may have it in common."""
+    shared = isinstance(world.comm.servers, HostServers)
+    spread(replica, world.between_hosts() if shared else world.comm, world)
 
 
 def _check_servers(rank_info: RankInfo, service: Service, *, has_begun: bool) -> None:
@@ -177,7 +216,7 @@ def _lost(part: float, service: Service) -> ServersLost:
     how = (
         "and so are the copies of them"
         if service.copies
-        else "and with copies=0 nobody else has them; with copies=1 a server on another host has them too"
+        else "and with copies=0 no other server has them; with copies=1 a server on another host has them too"
     )
     return ServersLost(
         f"{part:.0%} of the parameters were on servers that are gone, {how}: go on from the last checkpoint "
@@ -185,48 +224,26 @@ def _lost(part: float, service: Service) -> ServersLost:
     )
 
 
-def used_by(line: Servers, world: World, before: World, progress: int, *, was_here: bool) -> list[int] | None:
-    """How far each worker of the generation `before` had come with its data, as far as updates tell that count; None
-    where nobody of it has made any. Who is still here knows it best: what it was making it makes again."""
-    rows = world.exchange(
-        [float(before.rank if was_here else -1), float(before.rank_info.generation), float(progress)]
-    )
-    found = line.levelled
-    if found is None or found.used_in != before.rank_info.generation:
+def used_by(
+    servers: Servers, world: World, before: World, progress: int, *, was_here: bool
+) -> list[int] | None:
+    """How far each worker of the generation `before` had come with its data, in updates that count; None where none of
+    them has made any. A worker that is still here knows it best: it makes again what it was making."""
+    generation = before.rank_info.generation
+    rows = world.exchange([float(before.rank if was_here else -1), float(generation), float(progress)])
+    found = servers.reconciled
+    if found.used_in != generation:
         return None
-    here = {int(row[0]): int(row[2]) for row in rows if row[0] >= 0 and row[1] == before.rank_info.generation}
+    here = {int(row[0]): int(row[2]) for row in rows if row[0] >= 0 and row[1] == generation}
     return [here.get(rank, found.used.get(rank, 0)) for rank in range(before.size)]
 
 
 def go_on(servers: ServerAccess, before: ServerAccess | None, world: World, *, counts: bool) -> None:
-    """A generation begins: workers keep what they kept back in the one before; `counts` is whether a step that was
-    under way then is not made again."""
+    """A generation begins: workers keep what they deferred in the one before; `counts` is whether a step that was
+    in flight then is not made again."""
     if isinstance(servers, Servers):
         if isinstance(before, Servers):
             servers.take_over(before, counts=counts)
-        servers.keep_step(world.exchange(servers.steps_kept))
+        servers.align(world.exchange(servers.deferrals.steps))
     elif isinstance(servers, HostServers):
         servers.take_over(before if isinstance(before, HostServers) else None)
-
-
-def _spread(replica: Replica, world: World) -> None:
-    """What servers do not have; the workers of a host may have it in common."""
-    shared = isinstance(world.comm.servers, HostServers)
-    spread(replica, world.between_hosts() if shared else world.comm, world)
-
-
-def begin(line: Servers | None, replica: Replica, world: World) -> None:
-    """Worker 0's parameters become the servers', and theirs everyone's."""
-    assert world.comm.servers is not None
-    _spread(replica, world)
-    params = replica.params
-    if line is not None and line.server_groups > 1:
-        params = params.clone()  # workers that have the same servers may have the same memory
-        world.comm.copy_(params)
-    if line is not None and line.leads:
-        line.put("params", params)
-        if line.roam:
-            line.copy()
-    world.comm.sum_of(0.0)
-    world.comm.servers.pull()
-    world.comm.sum_of(0.0)

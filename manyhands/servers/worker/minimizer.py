@@ -1,8 +1,8 @@
 """L-BFGS whose vectors lie on the servers: the arithmetic is torch's own, and only numbers travel.
 
-torch.optim.LBFGS asks of its gradients, directions and history a dozen operations. `Far` has them, and does each on the
-servers, every server on the part that it owns. So no process holds a history, and the steps, the line search included,
-are those of torch.
+torch.optim.LBFGS asks of its gradients, directions and history a dozen operations. `RemoteVector` has them, and does
+each on the servers, every server on the part that it owns. So no process holds a history, and the steps, the line
+search included, are those of torch.
 """
 
 import itertools
@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from manyhands.replica.optimizer.abilities import settings_of
-from manyhands.servers.process.vectors import GRADIENT, PARAMS
+from manyhands.servers.protocol.messages import GRADIENT, PARAMS
 
 Terms = list[tuple[str, float]]
 
 
-class Desk(Protocol):
+class VectorServers(Protocol):
     """The servers, as far as they compute with vectors."""
 
     def combine(self, vector: str, terms: Terms, forgotten: list[str]) -> None: ...
@@ -29,10 +29,10 @@ class Desk(Protocol):
 
 
 class _Names:
-    """Names for new vectors, and those that nobody uses any more, until the servers hear of it."""
+    """Names for new vectors, and those that are out of use, until the servers hear of it."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, servers: VectorServers) -> None:
+        self._servers = servers
         self._numbers = itertools.count()
         self.unused: list[str] = []
 
@@ -41,14 +41,14 @@ class _Names:
 
     def combine(self, vector: str, terms: Terms) -> None:
         unused, self.unused = self.unused, []
-        self._desk.combine(vector, terms, unused)
+        self._servers.combine(vector, terms, unused)
 
     def dot(self, one: str, other: str) -> float:
-        return math.fsum(self._desk.measure("dot", one, other))
+        return math.fsum(self._servers.measure("dot", one, other))
 
 
-class Far:
-    """A vector on the servers; gone from there when nobody here refers to it."""
+class RemoteVector:
+    """A vector on the servers; the servers forget it when this process no longer refers to it."""
 
     def __init__(self, names: _Names, terms: Terms) -> None:
         self._names = names
@@ -58,31 +58,31 @@ class Far:
     def __del__(self) -> None:
         self._names.unused.append(self.name)
 
-    def mul(self, factor: Any) -> "Far":
-        return Far(self._names, [(self.name, float(factor))])
+    def mul(self, factor: Any) -> "RemoteVector":
+        return RemoteVector(self._names, [(self.name, float(factor))])
 
-    def neg(self) -> "Far":
+    def neg(self) -> "RemoteVector":
         return self.mul(-1)
 
-    def clone(self, memory_format: Any = None) -> "Far":
+    def clone(self, memory_format: Any = None) -> "RemoteVector":
         return self.mul(1)
 
-    def sub(self, other: "Far") -> "Far":
-        return Far(self._names, [(self.name, 1.0), (other.name, -1.0)])
+    def sub(self, other: "RemoteVector") -> "RemoteVector":
+        return RemoteVector(self._names, [(self.name, 1.0), (other.name, -1.0)])
 
-    def add_(self, other: "Far", alpha: Any = 1) -> "Far":
+    def add_(self, other: "RemoteVector", alpha: Any = 1) -> "RemoteVector":
         self._names.combine(self.name, [(self.name, 1.0), (other.name, float(alpha))])
         return self
 
-    def copy_(self, other: "Far") -> "Far":
+    def copy_(self, other: "RemoteVector") -> "RemoteVector":
         self._names.combine(self.name, [(other.name, 1.0)])
         return self
 
-    def dot(self, other: "Far") -> Tensor:
+    def dot(self, other: "RemoteVector") -> Tensor:
         return _number(self._names.dot(self.name, other.name))
 
     def abs(self) -> "_Magnitudes":
-        return _Magnitudes(self._names._desk, self)
+        return _Magnitudes(self._names._servers, self)
 
     @classmethod
     def __torch_function__(
@@ -94,15 +94,15 @@ class Far:
 class _Magnitudes:
     """|v|, of which only two numbers are ever asked for."""
 
-    def __init__(self, desk: Desk, vector: Far) -> None:
-        self._desk = desk
+    def __init__(self, servers: VectorServers, vector: RemoteVector) -> None:
+        self._servers = servers
         self._vector = vector  # also keeps it alive
 
     def max(self) -> Tensor:
-        return _number(max(self._desk.measure("largest", self._vector.name, self._vector.name)))
+        return _number(max(self._servers.measure("largest", self._vector.name, self._vector.name)))
 
     def sum(self) -> Tensor:
-        return _number(math.fsum(self._desk.measure("magnitudes", self._vector.name, self._vector.name)))
+        return _number(math.fsum(self._servers.measure("magnitudes", self._vector.name, self._vector.name)))
 
 
 def _number(value: float) -> Tensor:
@@ -112,9 +112,9 @@ def _number(value: float) -> Tensor:
 class Minimizer(LBFGS):
     """The user's L-BFGS, with its settings as they are at every step."""
 
-    def __init__(self, optimizer: Optimizer, desk: Desk, clip_norm: float | None) -> None:
+    def __init__(self, optimizer: Optimizer, servers: VectorServers, clip_norm: float | None) -> None:
         self._original = optimizer
-        self._names = _Names(desk)
+        self._names = _Names(servers)
         self._clip_norm = clip_norm
         super().__init__([torch.zeros(1)])  # a stand-in: what it would touch is on the servers
 
@@ -125,18 +125,18 @@ class Minimizer(LBFGS):
 
     # What torch's L-BFGS does with parameters and gradients themselves
 
-    def _gather_flat_grad(self) -> Far:
+    def _gather_flat_grad(self) -> RemoteVector:
         factor = 1.0
         if self._clip_norm is not None:
             norm = math.sqrt(self._names.dot(GRADIENT, GRADIENT))
             factor = min(1.0, self._clip_norm / (norm + 1e-6))
-        return Far(self._names, [(GRADIENT, factor)])
+        return RemoteVector(self._names, [(GRADIENT, factor)])
 
-    def _add_grad(self, step_size: Any, update: Far) -> None:
+    def _add_grad(self, step_size: Any, update: RemoteVector) -> None:
         self._names.combine(PARAMS, [(PARAMS, 1.0), (update.name, float(step_size))])
 
-    def _clone_param(self) -> list[Far]:
-        return [Far(self._names, [(PARAMS, 1.0)])]
+    def _clone_param(self) -> list[RemoteVector]:
+        return [RemoteVector(self._names, [(PARAMS, 1.0)])]
 
-    def _set_param(self, params_data: Sequence[Far]) -> None:
+    def _set_param(self, params_data: Sequence[RemoteVector]) -> None:
         self._names.combine(PARAMS, [(params_data[0].name, 1.0)])

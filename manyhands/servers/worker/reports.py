@@ -6,13 +6,18 @@ from typing import Any
 import msgspec
 
 from manyhands.cluster.worker.world import World
-from manyhands.servers.protocol.messages import ServerReport
+from manyhands.servers.protocol.messages import AskReport, ServerReport
 from manyhands.servers.worker.client import Servers
 
 
-def report(line: Servers | None, world: World) -> list[ServerReport]:
+def fetch(servers: Servers) -> list[ServerReport]:
+    """What each server of this worker's group has counted."""
+    return servers.connections.ask(lambda number: AskReport(number=number), ServerReport)
+
+
+def report(servers: Servers | None, world: World) -> list[ServerReport]:
     """What the servers have counted, the same on all workers."""
-    found = line.reports() if line is not None and line.leads else []
+    found = fetch(servers) if servers is not None and servers.leads else []
     everyone = world.gather(msgspec.json.encode(found))
     return [one for found in everyone for one in msgspec.json.decode(found, type=list[ServerReport])]
 

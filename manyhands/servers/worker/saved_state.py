@@ -12,27 +12,27 @@ from manyhands.replica.replica import Replica
 from manyhands.replica.state import packing
 from manyhands.replica.state.state import load_model
 from manyhands.replica.state.transcoding import NUMBER, VECTOR, States, entry, value_of
+from manyhands.servers.protocol.messages import AskState, Done, GiveState, OptimizerState
 from manyhands.servers.worker.client import Servers
 from manyhands.servers.worker.joining import begin
 
 
-def collect(line: Servers | None, replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
+def collect(servers: Servers | None, replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
     """The optimizer's state from all servers, on worker 0."""
     tensors: dict[str, Tensor] = {}
     states: States = {}
-    if world.rank == 0:
-        assert line is not None
+    if world.rank == 0 and servers is not None:
         vectors: dict[str, Tensor] = {}
         known: dict[str, dict[str, Any]] = {}
-        for part in line.states():
-            for param, values in packing.unpack(part).items():
+        for part in servers.connections.ask(lambda number: AskState(number=number), OptimizerState):
+            for param, values in packing.unpack(part.states).items():
                 known.setdefault(param, {}).update(values)
         for place in replica.layout.places:
             for name, value in known.get(place.name, {}).items():
                 kind, _ = states.setdefault(place.name, {})[name] = entry(value)
                 if kind == VECTOR:
                     if name not in vectors:
-                        vectors[name] = line.vector(name)
+                        vectors[name] = servers.vector(name)
                     value = vectors[name][place.start : place.stop].view(place.shape)
                 if kind != NUMBER:
                     tensors[f"optimizer/{place.name}/{name}"] = value
@@ -41,15 +41,15 @@ def collect(line: Servers | None, replica: Replica, world: World) -> tuple[dict[
 
 
 def distribute(
-    line: Servers | None, replica: Replica, world: World, tensors: Mapping[str, Tensor], states: States
+    servers: Servers | None, replica: Replica, world: World, tensors: Mapping[str, Tensor], states: States
 ) -> None:
     """The inverse: worker 0 has read a checkpoint, the servers take it over; of several server groups, each of them."""
     if world.rank == 0:
         load_model(replica, tensors)
-    if line is not None and line.server_groups > 1:
+    if servers is not None and servers.server_groups > 1:
         optimizer = {name: tensor for name, tensor in tensors.items() if name.startswith("optimizer/")}
         tensors = safetensors.load(world.gather(safetensors.save(optimizer))[0])
-    if line is not None and line.leads:
+    if servers is not None and servers.leads:
         values: dict[str, dict[str, Any]] = {}
         vectors: dict[str, Tensor] = {}
         for place in replica.layout.places:
@@ -60,6 +60,7 @@ def distribute(
                     vector[place.start : place.stop] = saved.view(-1)
                 values.setdefault(place.name, {})[name] = value_of(found, saved)
         for name, vector in vectors.items():
-            line.put(name, vector)
-        line.restore(packing.pack(values))
-    begin(line, replica, world)
+            servers.put(name, vector)
+        states_bytes = packing.pack(values)
+        servers.connections.ask(lambda number: GiveState(number=number, states=states_bytes), Done)
+    begin(servers, replica, world)
