@@ -1,0 +1,1 @@
+"""Runs in every worker and every server: host memory, sockets and Gloo, below the collectives."""

@@ -1,0 +1,1 @@
+"""Runs in every worker, and in servers that update parameters: the optimizer's updates."""

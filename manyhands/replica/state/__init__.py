@@ -1,0 +1,1 @@
+"""Runs in every worker: how a replica's state is shared, saved and taken over."""

@@ -1,0 +1,1 @@
+"""Runs in every server: its shard of the parameters, and what it answers."""

@@ -1,0 +1,1 @@
+"""Runs in every worker and every server: how their messages travel."""

@@ -1,0 +1,1 @@
+"""Runs in every worker: the client of the servers."""
