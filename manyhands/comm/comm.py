@@ -213,7 +213,7 @@ class Comm:
         started, self._started = self._started, None
         return started
 
-    def near(self, groups: int | None = None) -> "Comm":
+    def local(self, groups: int | None = None) -> "Comm":
         """The workers of this worker's host, or of its group where all workers form `groups`, as a comm of its own."""
         if self.size > 1:
             raise UsageError("groups of workers exchange through the memory of a host: use --device cpu")

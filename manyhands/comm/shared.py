@@ -69,7 +69,7 @@ class SharedComm(Comm):
         self._background = Background()
         self._pair = Background()
         self._swapped: Tensor | None = None
-        self._near: dict[int | None, SharedComm] = {}
+        self._locals: dict[int | None, SharedComm] = {}
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor:
         if self.size == 1 or not length or isinstance(self._host, HostGroup):
@@ -133,15 +133,15 @@ class SharedComm(Comm):
         found, self._swapped = self._swapped, None
         return found
 
-    def near(self, groups: int | None = None) -> "SharedComm":
-        if groups not in self._near:
+    def local(self, groups: int | None = None) -> "SharedComm":
+        if groups not in self._locals:
             host = self._host
             assert isinstance(host, Host), "a group has no groups"
             part = HostGroup(host, grouped(range(host.size), self.size, groups))
-            near = SharedComm(part, part.index, part.size)
-            near._claim_buffers()  # also a worker that is alone in its group: all must ask for memory alike
-            self._near[groups] = near
-        return self._near[groups]
+            local = SharedComm(part, part.index, part.size)
+            local._claim_buffers()  # also a worker that is alone in its group: all must ask for memory alike
+            self._locals[groups] = local
+        return self._locals[groups]
 
     def _claim_buffers(self) -> "_Buffers":
         self._buffers = self._buffers or _Buffers(self._host)

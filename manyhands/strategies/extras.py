@@ -54,7 +54,7 @@ class BackgroundComm(CommView, Protocol):
 class Grouped(CommView, Protocol):
     """For `hierarchical-local-sgd`: the comm of the worker's host or group."""
 
-    def near(self, groups: int | None = None) -> CommView: ...
+    def local(self, groups: int | None = None) -> CommView: ...
 
 
 class HostReplica(ReplicaView, Protocol):

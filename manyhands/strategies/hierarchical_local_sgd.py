@@ -60,7 +60,7 @@ class HierarchicalLocalSGD(Strategy):
         if replica.steps % self.global_period == 0:
             comm.mean_(replica.params)
         elif replica.steps % self.local_period == 0:
-            comm.near(self.groups).mean_(replica.params)
+            comm.local(self.groups).mean_(replica.params)
         return loss
 
     def agree(self, replica: ReplicaView, comm: Grouped) -> None:

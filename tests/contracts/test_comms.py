@@ -186,17 +186,17 @@ def test_what_goes_wrong_in_the_background_is_raised_where_it_is_waited_for() ->
 )
 def test_groups_sum_among_themselves(groups: int, want: list[int]) -> None:
     def work(world: World) -> list[float]:
-        near = world.comm.near(groups)
+        local = world.comm.local(groups)
         results = []
         for length in (1, DIRECT + 1, CHUNK + 3):
             vector = torch.full((length,), float(world.rank))
-            near.sum_(vector)
+            local.sum_(vector)
             assert torch.equal(vector, vector[:1].expand(length))
             results.append(float(vector[0]))
             everyone = torch.ones(5)
             world.comm.sum_(everyone)  # all workers and groups take turns
             assert everyone.tolist() == [6.0] * 5
-        assert world.comm.near(groups) is near
+        assert world.comm.local(groups) is local
         return results
 
     assert in_threads(6, work) == [[float(value)] * 3 for value in want]
@@ -218,11 +218,11 @@ def test_groups_of_different_sizes_and_a_worker_alone_in_its_group(
     """All workers claim the same memory, or what comes after would be added up from the wrong places."""
 
     def work(world: World) -> list[float]:
-        near = world.comm.near(groups)
+        local = world.comm.local(groups)
         results = []
         for length in (1, DIRECT + 1, 2 * CHUNK + 3):
             vector = torch.full((length,), float(world.rank))
-            near.sum_(vector)
+            local.sum_(vector)
             assert torch.equal(vector, vector[:1].expand(length))
             results.append(float(vector[0]))
             everyone = world.comm.vector(5, torch.float32).fill_(1.0)  # claimed after what the groups claim
