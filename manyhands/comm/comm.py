@@ -110,8 +110,8 @@ class Sums:
         self._replica = replica
 
     def __iter__(self) -> Iterator[Any]:
-        # A parameter that got a gradient on any replica is updated on all.
-        self._replica.used = self._comm.any_(self._replica.used)
+        if self._comm.size > 1:  # a parameter that has a gradient on any replica is updated on all
+            self._replica.used = self._comm.any_(self._replica.used)
         return self._complete()
 
     def _complete(self) -> Iterator[Any]:

@@ -72,6 +72,10 @@ class Engine:
         self.member = member
         self.strategy = strategies.parse(settings.strategy)
         self.traits = self.strategy.traits
+        self.period = self.strategy.period
+        self.has_groups = (
+            type(self.strategy).who_meets is not strategies.Strategy.who_meets
+        )  # else all learn from all
         self.world = world
         self.placed = PlacedModel(settings.placement, world.rank_info.workers, settings.example)
         self.progress = Progress(seed=settings.seed, full=self.placed.mesh.feeds)
@@ -144,5 +148,5 @@ class Engine:
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
             staleness=staleness,
-            period=self.strategy.period,
+            period=self.period,
         )

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch.optim import Optimizer
 
-from manyhands import strategies, telemetry
+from manyhands import telemetry
 from manyhands.cluster.worker.member import Regroup
 from manyhands.data.effect import Learners
 from manyhands.data.ledger import Ranges
@@ -154,16 +154,18 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
     generation, strategy = engine.generation, engine.strategy
     replica = generation.replica
     share = _share(engine, work, handshake)
-    meets = strategies.meets(replica.steps, strategy.period, late=engine.traits.late)
-    groups = _who_meets(engine) if meets and generation.replicas > 1 else None
+    meets = exchanges(replica.steps, engine.period, late=engine.traits.late)
+    groups = _who_meets(engine) if meets and engine.has_groups and generation.replicas > 1 else None
     if generation.servers:
         generation.servers.used = engine.feed.prospect
 
     def finish(loss: float) -> None:
         engine.feed.audit.used += work.places
-        # What a worker keeps that servers do not have is gone if it dies.
-        fleet = generation.fleet
-        holds_back = fleet is not None and (fleet.holds_back or bool(replica.kept))
+        # What a worker keeps, and the servers do not have, is gone if the worker dies.
+        servers, kept = generation.comm.servers, replica.kept
+        holds_back = servers is not None and (
+            servers.keeps_back or (kept.state is not None and len(kept) > 0)
+        )
         commit(engine, work, handshake, loss, Safety(meets and not holds_back, groups))
 
     # A worker whose replica is its own needs no other worker between two exchanges.
@@ -178,13 +180,23 @@ def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Shar
     """This worker's part of the step, and how its gradients are weighted."""
     own = float(work.samples)
     if handshake is None:
-        return Share(parts=work.parts, total=lambda: own)
+        return Share(parts=work.parts, samples=work.samples, total=lambda: own)
     pooled, generation = engine.traits.pooled, engine.generation
     # All workers must have answered before anything else is exchanged; only where every worker has data, those of
     # other hosts may answer while the forward pass runs.
     if not handshake.is_answered and not (work.parts and pooled and generation.is_whole):
         handshake.wait()
-    return Share(parts=work.parts, total=handshake.total if pooled else handshake.of_replica)
+    total = handshake.total if pooled else handshake.of_replica
+    return Share(parts=work.parts, samples=work.samples, total=total)
+
+
+def exchanges(steps: int, period: int, *, late: bool) -> bool:
+    """Whether replicas exchange what they have learned in the step that follows after so many.
+
+    What a worker has used since the last exchange is safe then: some state that has it survives the death of any one
+    worker. In other steps a worker with its own replica needs no other worker.
+    """
+    return (steps + (not late)) % period == 0
 
 
 def _who_meets(engine: Engine) -> Learners | None:

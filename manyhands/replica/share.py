@@ -11,9 +11,7 @@ class Share:
 
     parts: Iterable[tuple[Any, int]]
     """Where this is no sequence, the batches come one by one, and their number is not known before."""
+    samples: int
+    """In all batches."""
     total: Callable[[], float]
     """Asked for after the forward pass: by then all workers have said how many samples they have."""
-
-    @property
-    def samples(self) -> int:
-        return sum(samples for _, samples in self.parts)

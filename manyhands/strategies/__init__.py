@@ -22,7 +22,7 @@ from manyhands.strategies.presets import PRESETS
 from manyhands.strategies.sandblaster import Sandblaster
 from manyhands.strategies.single import Single
 from manyhands.strategies.tournament import Tournament
-from manyhands.strategies.traits import Traits, meets
+from manyhands.strategies.traits import Traits
 from manyhands.strategies.tuning import Tuning, tuning
 from manyhands.strategies.worker_groups import WorkerGroups
 
@@ -37,7 +37,6 @@ __all__ = [
     "admit",
     "admit_model",
     "describe",
-    "meets",
     "parse",
     "tuning",
 ]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Literal
 
 from manyhands.servers.protocol.service import Service
@@ -40,28 +41,19 @@ class Traits:
     servers: Service | None = None
     """How servers serve; None: the strategy uses no servers."""
 
-    @property
+    @cached_property
     def synchronous(self) -> bool:
         return self.steps >= Steps.SYNCHRONOUS
 
-    @property
+    @cached_property
     def pooled(self) -> bool:
         return self.steps >= Steps.POOLED
 
-    @property
+    @cached_property
     def lockstep(self) -> bool:
         return self.steps >= Steps.TOGETHER
 
-    @property
+    @cached_property
     def repeatable(self) -> bool:
         """Whether the same plan gives the same parameters again, to the bit."""
         return self.lockstep and not self.by_clock
-
-
-def meets(steps: int, period: int, *, late: bool) -> bool:
-    """Whether replicas exchange what they have learned in the step that follows after so many.
-
-    What a worker has used since the last exchange is safe then: some state that has it survives the death of any one
-    worker. In other steps a worker with its own replica needs no other worker.
-    """
-    return (steps + (not late)) % period == 0

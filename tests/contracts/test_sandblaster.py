@@ -18,7 +18,7 @@ from manyhands.errors import UnknownName, UsageError
 from manyhands.job import optimizers
 from manyhands.job.plan import Cluster, Plan, Train
 from manyhands.replica.portions import pool
-from manyhands.servers.process import shard
+from manyhands.servers.process.vectors import Vectors
 from tests.contracts.test_strategies import (
     Batch,
     Net,
@@ -122,19 +122,19 @@ def test_a_slow_worker_takes_fewer_portions_and_the_result_is_the_same() -> None
 
 def test_no_process_holds_the_history_and_the_servers_forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each vector every server has its part alone, and not more vectors than L-BFGS uses."""
-    made: list[shard.Shard] = []
-    begin = shard.Shard.__init__
+    made: list[Vectors] = []
+    begin = Vectors.__init__
 
-    def beginning(self: shard.Shard, *args: Any, **more: Any) -> None:
+    def beginning(self: Vectors, *args: Any, **more: Any) -> None:
         begin(self, *args, **more)
         made.append(self)
 
-    monkeypatch.setattr(shard.Shard, "__init__", beginning)
+    monkeypatch.setattr(Vectors, "__init__", beginning)
     history = 3
     on_servers(2, 2, make_steps(2) * 3, {"lr": 0.1, "max_iter": 6, "history_size": history})
     length = sum(param.numel() for param in make_net().parameters())
     for one in made:
-        parts = one._algebra._parts
+        parts = one._parts
         assert 2 * history < len(parts) <= 2 * history + 8
         assert sum(part.numel() for part in parts["params"]) < 0.75 * length
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from manyhands import strategies, telemetry
 from manyhands.cluster.worker.world import World
 from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from manyhands.servers.process import shard
+from manyhands.servers.process.group_update import GroupUpdate
+from manyhands.servers.process.shard import PlainShard
+from manyhands.servers.process.update_counters import UpdateCounters
 from tests.contracts.test_sessions import Numbered
 from tests.contracts.test_strategies import (
     CASES,
@@ -257,18 +260,18 @@ def test_without_gathering_the_next_forward_pass_does_not_wait_for_the_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     forwards, updates = threading.Semaphore(0), []
-    apply = shard.Shard._apply
+    write = PlainShard.write
 
-    def slowly(self: shard.Shard, update: "shard._Update", factor: float) -> None:
+    def slowly(self: PlainShard, update: GroupUpdate, *args: Any) -> None:
         if update.group.index == 0:
             updates.append(forwards.acquire(timeout=20) and forwards.acquire(timeout=20))
-        apply(self, update, factor)
+        write(self, update, *args)
 
     def noticed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         forwards.release()
         return loss(model, batch)
 
-    monkeypatch.setattr(shard.Shard, "_apply", slowly)
+    monkeypatch.setattr(PlainShard, "write", slowly)
 
     def work(world: World) -> None:
         net = make_net()
@@ -330,18 +333,18 @@ def test_the_bound_on_staleness_is_kept_at_every_update(
 ) -> None:
     """Workers of very different speed; every update is looked at as it is made."""
     leads: list[int] = []
-    note = shard.Shard._note
+    note = UpdateCounters.note
 
-    def noting(self: shard.Shard, update: "shard._Update") -> None:
+    def noting(self: UpdateCounters, update: GroupUpdate, version: int) -> None:
         for worker, gradient in zip(update.workers, update.gradients, strict=True):
-            floor = self._clocks.floor
+            floor = update.clocks.floor
             leads.append(gradient.push.step - floor)
             assert gradient.push.step - floor <= bound, (
                 f"worker {worker} is {gradient.push.step - floor} steps ahead"
             )
-        note(self, update)
+        note(self, update, version)
 
-    monkeypatch.setattr(shard.Shard, "_note", noting)
+    monkeypatch.setattr(UpdateCounters, "note", noting)
     data = Numbered(160)
     chance = random.Random(4)
     delays = [[chance.choice([0.0, 0.0, 0.0, 0.02]) * (1 + rank) for _ in range(40)] for rank in range(3)]

@@ -16,7 +16,8 @@ from manyhands import strategies, telemetry
 from manyhands.cluster.worker.world import World
 from manyhands.engine.session import Session
 from manyhands.errors import UsageError
-from manyhands.servers.process import shard
+from manyhands.servers.process.group_update import GroupUpdate
+from manyhands.servers.process.update_counters import UpdateCounters
 from manyhands.servers.protocol.consistency import Clocks, Consistency, Due
 from manyhands.servers.worker import reports
 from manyhands.strategies import Asked
@@ -289,13 +290,13 @@ def test_server_groups_go_on_from_a_checkpoint_with_the_state_of_the_first(tmp_p
 @pytest.mark.parametrize("bound", [0, 2])
 def test_no_group_is_further_ahead_than_the_bound(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
     leads: list[int] = []
-    note = shard.Shard._note
+    note = UpdateCounters.note
 
-    def noting(self: shard.Shard, update: "shard._Update") -> None:
-        leads.extend(gradient.push.step - self._clocks.floor for gradient in update.gradients)
-        note(self, update)
+    def noting(self: UpdateCounters, update: GroupUpdate, version: int) -> None:
+        leads.extend(gradient.push.step - update.clocks.floor for gradient in update.gradients)
+        note(self, update, version)
 
-    monkeypatch.setattr(shard.Shard, "_note", noting)
+    monkeypatch.setattr(UpdateCounters, "note", noting)
     chance = random.Random(5)
     delays = [[chance.choice([0.0, 0.0, 0.02]) * (rank // 2) for _ in range(15)] for rank in range(4)]
     steps = make_steps(4) * 3

@@ -36,20 +36,20 @@ def server(*, goes_back: bool = True) -> Backup:
         vectors["params"][place.start : place.stop] = param.detach().view(-1)
     optimizer = adam(made)
     updates = Updates(optimizer, known.layout, vectors["params"], allocate=vectors.__getitem__, exact=False)
-    holding = Backup(known.groups, optimizer, updates, vectors["params"], goes_back=goes_back)
-    holding.begin_generation(1)
+    backup = Backup(known.groups, optimizer, updates, vectors["params"], goes_back=goes_back)
+    backup.begin_generation(1)
     for group in known.groups:
-        holding.begin(group.index)
-    return holding
+        backup.begin(group.index)
+    return backup
 
 
 def gradient(group: SpanGroup, step: int) -> Tensor:
     return torch.randn(group.length, generator=torch.Generator().manual_seed(100 * step + group.index))
 
 
-def update(holding: Backup, groups: Sequence[SpanGroup], step: int) -> None:
+def update(backup: Backup, groups: Sequence[SpanGroup], step: int) -> None:
     for group in groups:
-        holding.apply(group.index, gradient(group, step), frozenset(), USED)
+        backup.apply(group.index, gradient(group, step), frozenset(), USED)
 
 
 def alike(one: Backup, other: Backup) -> bool:
@@ -66,23 +66,23 @@ def test_what_is_taken_over_goes_on_to_the_bit() -> None:
     assert alike(one, other)
     assert other.counts == one.counts
     assert other.used == one.used
-    for holding in (one, other):
-        update(holding, groups, 3)
+    for backup in (one, other):
+        update(backup, groups, 3)
     assert alike(one, other), "the optimizer's count of steps has come along"
 
 
 def test_a_step_that_some_groups_have_is_taken_back() -> None:
     one, other, groups = server(), server(), scheme().groups
     for step in range(2):
-        for holding in (one, other):
-            update(holding, groups, step)
+        for backup in (one, other):
+            update(backup, groups, step)
     update(one, groups[:2], 2)
     assert not alike(one, other)
     one.go_back(2)
     assert alike(one, other)
     assert set(one.counts.values()) == {2}
-    for holding in (one, other):
-        update(holding, groups, 3)
+    for backup in (one, other):
+        update(backup, groups, 3)
     assert alike(one, other), "the optimizer's count of steps has gone back as well"
 
 
@@ -109,20 +109,20 @@ def test_a_copy_is_made_with_the_settings_of_the_owner() -> None:
 
 
 def test_whoever_was_left_out_of_a_generation_has_nothing() -> None:
-    holding = server()
-    holding.begin_generation(2)
-    assert holding.counts
-    holding.begin_generation(4, follows=False)
-    assert not holding.counts
+    backup = server()
+    backup.begin_generation(2)
+    assert backup.counts
+    backup.begin_generation(4, follows=False)
+    assert not backup.counts
 
 
 def test_how_far_workers_had_come_is_known_until_those_of_a_later_generation_push() -> None:
-    holding, groups = server(), scheme().groups
-    update(holding, groups, 0)
-    holding.begin_generation(2)
-    assert (holding.used_in, holding.used[0]) == (1, USED)
-    holding.apply(0, None, frozenset(), {1: 3})
-    assert (holding.used_in, dict(holding.used)) == (2, {0: {1: 3}})
+    backup, groups = server(), scheme().groups
+    update(backup, groups, 0)
+    backup.begin_generation(2)
+    assert (backup.used_in, backup.used[0]) == (1, USED)
+    backup.apply(0, None, frozenset(), {1: 3})
+    assert (backup.used_in, dict(backup.used)) == (2, {0: {1: 3}})
 
 
 @pytest.mark.parametrize("hosts", [(0,), (0, 1), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1, 2)])

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.replica.layout import Shape, lay_out
-from manyhands.replica.optimizer.updates import Updates
-from manyhands.servers.process.shard import Shard
 from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, Due, OutOfTurn, stale
 from manyhands.servers.protocol.messages import Finish, Leave, Pull, Push, Values
 from manyhands.servers.protocol.ownership import share_out
+from tests.dispatchers import make_dispatcher
 
 RATE = 0.5
 WORKERS = 3
@@ -56,25 +55,20 @@ class Real:
         for group in GROUPS:
             self.params[group.slice] = float(group.index)
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
-        updates = Updates(optimizer, LAYOUT, self.params, allocate=torch.zeros)
         self.grads = {worker: torch.zeros_like(self.params) for worker in range(WORKERS)}
-        self.clocks = Clocks(rule, range(WORKERS))
-        self.shard = Shard(
-            0,
+        self.dispatcher = make_dispatcher(
             GROUPS,
-            LAYOUT.places,
+            LAYOUT,
             optimizer,
-            updates,
             self.params,
-            self.clocks,
-            versions=torch.zeros(len(GROUPS), dtype=torch.int64),
-            near_grads=self.grads.__getitem__,
+            Clocks(rule, range(WORKERS)),
+            local_grads=self.grads.__getitem__,
         )
         self.versions = dict.fromkeys((group.index for group in GROUPS), 0)
         self.answered: dict[tuple[int, int], float] = {}  # by worker and group
 
     def say(self, worker: int, message: Any) -> None:
-        for to, answer, vector in self.shard.handle(worker, message, None):
+        for to, answer, vector in self.dispatcher.handle(worker, message, None):
             if isinstance(answer, Values):
                 assert vector is not None
                 assert bool((vector == vector[0]).all())

@@ -8,7 +8,8 @@ import torch
 from manyhands.data.effect import Effects, Learners
 from manyhands.data.ledger import Ledger, ranges_of
 from manyhands.engine.feed import Feed, Outstanding
-from manyhands.strategies import meets, parse
+from manyhands.engine.step import exchanges
+from manyhands.strategies import parse
 from manyhands.strategies.partners import pairs, partner
 
 BATCH = 4
@@ -153,6 +154,6 @@ def test_pairs_are_what_partners_say(size: int) -> None:
 )
 def test_who_meets(strategy: str, steps: int, hosts: list[list[int]], want: Learners | None) -> None:
     found = parse(strategy)
-    assert meets(steps, found.period, late=found.traits.late)
+    assert exchanges(steps, found.period, late=found.traits.late)
     groups = found.who_meets(steps, hosts)
     assert (groups and [list(group) for group in groups]) == want

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.comm.transports.arena import Arena
-from manyhands.servers.process.exchange import Exchange, Reply
+from manyhands.servers.process.exchange import Exchange
+from manyhands.servers.process.handlers import Reply
 from manyhands.servers.protocol.consistency import OutOfTurn
 from manyhands.servers.protocol.messages import Done, Gain, Level, Meet
 from manyhands.servers.protocol.server_group import own_server_group
@@ -27,11 +28,19 @@ GROUPS: list[Any] = [
     SimpleNamespace(index=index, server=0, slice=slice(index * LENGTH, (index + 1) * LENGTH))
     for index in range(4)
 ]
-WORKER = 0  # of each party; its server is process 1
+WORKER = 0  # of each server group; its server is process 1
+
+
+def handle(
+    server: Exchange, peer: int, message: Gain | Level, vector: torch.Tensor | None
+) -> Iterable[Reply]:
+    if isinstance(message, Gain):
+        return server.gain(peer, message, vector)
+    return server.level(peer, message, vector)
 
 
 class Crowd:
-    """Three servers, one of each party, and the messages between them, each pair's in order; some share a host."""
+    """Three servers, one of each server group, and the messages between them in order; some share a host."""
 
     def __init__(self, every: int, hosts: tuple[tuple[int, ...], ...]) -> None:
         self.fds = [os.memfd_create("test") for _ in hosts]
@@ -41,7 +50,7 @@ class Crowd:
             for number in range(COUNT)
         ]
         self.every = every
-        self.parties = [
+        self.server_groups = [
             own_server_group(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), COUNT)
             for rank_info in rank_infos
         ]
@@ -59,12 +68,12 @@ class Crowd:
         self.told = 0
 
     def server(self, number: int) -> Exchange:
-        party, arena = self.parties[number], self.arena_of[number]
+        server_group, arena = self.server_groups[number], self.arena_of[number]
         own, near = (
             self.memory(arena, number),
-            {other: self.memory(arena, other) for other in party.near},
+            {other: self.memory(arena, other) for other in server_group.local_peers},
         )
-        return Exchange(party, GROUPS, self.every, own, near, own.allocate)
+        return Exchange(server_group, GROUPS, self.every, own, near, own.allocate)
 
     def replace(self, number: int) -> None:
         """A server dies, and what was said to it and by it is lost; another takes its place."""
@@ -74,8 +83,8 @@ class Crowd:
         self.servers[number] = self.server(number)
         self.servers[number].take_over()
         for other in set(range(COUNT)) - {number}:
-            self.post(number, self.servers[number].reunite(self.parties[number].guest(other)))
-            self.post(other, self.servers[other].reunite(self.parties[other].guest(number)))
+            self.post(number, self.servers[number].reunite(self.server_groups[number].peer_number(other)))
+            self.post(other, self.servers[other].reunite(self.server_groups[other].peer_number(number)))
 
     def memory(self, arena: Arena, number: int) -> HostMemory:
         return HostMemory(
@@ -97,7 +106,7 @@ class Crowd:
                 continue
             other = to - 2
             self.told += isinstance(message, Gain)
-            is_near = other in self.parties[number].near
+            is_near = other in self.server_groups[number].local_peers
             # Over the network a vector leaves as it is now; in common memory it is read when the message is.
             sent = None if is_near or vector is None else vector.clone()
             assert is_near or sent is not None
@@ -106,7 +115,7 @@ class Crowd:
     def deliver(self, sender: int, receiver: int) -> None:
         if self.mail[sender, receiver]:
             message, vector = self.mail[sender, receiver].popleft()
-            self.post(receiver, self.servers[receiver].handle(2 + sender, message, vector))
+            self.post(receiver, handle(self.servers[receiver], 2 + sender, message, vector))
 
     def deliver_all(self) -> None:
         while any(self.mail.values()):
@@ -115,7 +124,7 @@ class Crowd:
 
     def meet(self) -> None:
         for number, server in enumerate(self.servers):
-            self.post(number, server.handle(WORKER, Meet(number=9), None))
+            self.post(number, server.meet(WORKER, Meet(number=9), None))
         self.deliver_all()
         assert self.answered == [1] * COUNT
         self.answered = [0] * COUNT
@@ -235,25 +244,25 @@ def test_home_is_told_after_every_so_many_updates_and_homes_are_shared_out() -> 
 
 def test_what_cannot_follow_is_out_of_turn() -> None:
     crowd = Crowd(1, ONE_HOST)
-    guest = crowd.parties[0].guest(1)
+    peer = crowd.server_groups[0].peer_number(1)
     for message in (
         Gain(number=1, group=1, serial=1),  # at home elsewhere
         Level(number=1, group=1, serial=1),  # nobody has asked
     ):
         with pytest.raises(OutOfTurn):
-            list(crowd.servers[0].handle(guest, message, torch.zeros(LENGTH, dtype=torch.float64)))
+            list(handle(crowd.servers[0], peer, message, torch.zeros(LENGTH, dtype=torch.float64)))
     assert not crowd.params[0].any()
     crowd.close()
 
 
-def test_parties_divide_workers_by_host_and_servers_alike() -> None:
+def test_server_groups_divide_workers_by_host_and_servers_alike() -> None:
     hosts = ((0, 2, 4, 6), (1, 3, 5, 7))  # ranks dealt out to two hosts in turn
     numbers = {}
     for rank in range(8):
         rank_info = RankInfo(rank=rank, size=8, servers=2, launcher="test")
-        party = own_server_group(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), 2)
-        numbers[rank] = party.number, party.rank_info.rank
-        assert (party.rank_info.size, party.rank_info.servers) == (4, 1)
-        assert party.neighbours.hosts == ((0, 1, 2, 3),), "each host has its own server"
-        assert not party.near
+        server_group = own_server_group(rank_info, Neighbourhood(hosts=hosts, memory_fd=-1), 2)
+        numbers[rank] = server_group.number, server_group.rank_info.rank
+        assert (server_group.rank_info.size, server_group.rank_info.servers) == (4, 1)
+        assert server_group.neighbours.hosts == ((0, 1, 2, 3),), "each host has its own server"
+        assert not server_group.local_peers
     assert numbers == {0: (0, 0), 2: (0, 1), 4: (0, 2), 6: (0, 3), 1: (1, 0), 3: (1, 1), 5: (1, 2), 7: (1, 3)}

@@ -15,12 +15,12 @@ from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import LARGEST_BLOCK, Layout, Shape, lay_out
 from manyhands.replica.optimizer.abilities import keeps_to_rows
 from manyhands.replica.optimizer.updates import Updates
-from manyhands.servers.process.exchange import Reply
-from manyhands.servers.process.shard import Shard
+from manyhands.servers.process.handlers import Reply
 from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, stale
 from manyhands.servers.protocol.messages import Finish, Gain, NotAMessage, Pull, Push, Put, Values
 from manyhands.servers.protocol.ownership import Table, share_out
 from manyhands.servers.protocol.rows import as_table, gradient_of, pack, pays, touched, unpack
+from tests.dispatchers import make_dispatcher
 
 ROWS, COLUMNS = 700, 12
 
@@ -165,16 +165,13 @@ class Told:
         self.table = self.group.table
         self.params = torch.zeros(self.layout.length)
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        self.shard = Shard(
-            0,
+        self.dispatcher = make_dispatcher(
             [self.group],
-            self.layout.places,
+            self.layout,
             optimizer,
-            Updates(optimizer, self.layout, self.params, allocate=torch.zeros),
             self.params,
             Clocks(rule, range(WORKERS)),
-            versions=torch.zeros(99, dtype=torch.int64),
-            near_grads=dict[int, Tensor]().__getitem__,
+            local_grads=dict[int, Tensor]().__getitem__,
             copies=range(WORKERS),
             exchange=exchange,
         )
@@ -186,7 +183,7 @@ class Told:
         return as_table(self.params[self.group.slice], self.table)
 
     def say(self, worker: int, message: Any, payload: Tensor | None = None) -> None:
-        for to, answer, vector in self.shard.handle(worker, message, payload):
+        for to, answer, vector in self.dispatcher.handle(worker, message, payload):
             if isinstance(answer, Values):
                 assert vector is not None
                 if answer.rows is None:
@@ -258,14 +255,11 @@ def test_what_another_server_group_has_added_is_news_to_all() -> None:
     class Adding:
         """An exchange in which all that comes is added here."""
 
-        def handle(self, sender: int, message: Gain, payload: Tensor) -> Iterator[Reply]:
+        def gain(self, sender: int, message: Gain, payload: Tensor) -> Iterator[Reply]:
             told.params[told.group.slice].add_(payload)
             yield from ()
 
-        def note(self, group: int) -> None: ...
-
-        def messages(self) -> Iterator[Reply]:
-            yield from ()
+        def meet(self) -> None: ...
 
     told = Told(ASYNC, Adding())
     for worker in range(WORKERS):

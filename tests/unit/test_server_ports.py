@@ -25,12 +25,11 @@ from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import PeerLost
-from manyhands.replica.optimizer.updates import Updates
 from manyhands.servers.process import startup
 from manyhands.servers.process.exchange import Exchange
+from manyhands.servers.process.participants import Participants
 from manyhands.servers.process.peer_servers import PeerPort
 from manyhands.servers.process.server import Server
-from manyhands.servers.process.shard import Shard
 from manyhands.servers.protocol import messages
 from manyhands.servers.protocol.consistency import ASYNC, SYNC, Clocks, Consistency, stale
 from manyhands.servers.protocol.messages import Finish, Hello, NotAMessage, Pull, Push, encode
@@ -42,6 +41,7 @@ from manyhands.servers.transport.local_socket import _address
 from manyhands.servers.transport.tcp import TcpConnection, TcpPort, make_keys
 from manyhands.servers.worker import connecting
 from manyhands.servers.worker.client import Servers
+from tests.dispatchers import make_dispatcher
 
 WORKERS = 2
 GROUP_BYTES = 1 << 14
@@ -597,14 +597,14 @@ _said = st.one_of(
 
 
 # Two parties of two workers and a server; the other's server is known by this number.
-PARTY = ServerGroup(
+SERVER_GROUP = ServerGroup(
     number=0,
     count=2,
     rank_info=RankInfo(rank=2, size=3, servers=1, launcher="test"),
     neighbours=Neighbourhood(hosts=((0, 1, 2),), memory_fd=-1),
-    near=frozenset(),
+    local_peers=frozenset(),
 )
-GUEST = PARTY.guest(1)
+PEER = SERVER_GROUP.peer_number(1)
 
 
 class _Mouth:
@@ -627,9 +627,7 @@ class _Mouth:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     told=st.lists(
-        st.tuples(
-            st.sampled_from([0, 1, GUEST]), _said, st.sampled_from(["right", "right", "short", "none"])
-        ),
+        st.tuples(st.sampled_from([0, 1, PEER]), _said, st.sampled_from(["right", "right", "short", "none"])),
         max_size=25,
     ),
     clips=st.booleans(),
@@ -645,39 +643,39 @@ def test_no_message_of_the_right_form_ends_a_server(
     scheme = describe(model, optimizer, 1, GROUP_BYTES)
     params = torch.zeros(scheme.layout.length)
     own: Any = SimpleNamespace(params=params)
-    shard = Shard(
-        0,
+    exchange = Exchange(SERVER_GROUP, scheme.groups, 1, own, {}) if rule.server_groups > 1 else None
+    dispatcher = make_dispatcher(
         scheme.groups,
-        scheme.layout.places,
+        scheme.layout,
         optimizer,
-        Updates(optimizer, scheme.layout, params, allocate=lambda name: torch.zeros_like(params)),
         params,
         Clocks(rule, range(WORKERS)),
-        versions=torch.zeros(len(scheme.groups), dtype=torch.int64),
-        near_grads=lambda worker: torch.zeros_like(params),
-        awaits_scale=clips and rule.gathers,
+        local_grads=lambda worker: torch.zeros_like(params),
         copies=range(WORKERS),
-        exchange=Exchange(PARTY, scheme.groups, 1, own, {}) if rule.server_groups > 1 else None,
+        clips=clips and rule.gathers,
+        exchange=exchange,
     )
     mouth: Any = _Mouth()
     server = Server(
-        shard,
+        dispatcher,
         [mouth],
-        near=set(),
-        workers=range(WORKERS),
-        guests=[GUEST] if rule.server_groups > 1 else [],
-        lines=PeerPort((), lambda number: pytest.fail("there is nobody to reach")),
+        PeerPort((), lambda number: pytest.fail("there is no peer to reach")),
+        Participants(
+            workers=frozenset(range(WORKERS)),
+            local=frozenset(),
+            peers=frozenset([PEER] if exchange else []),
+        ),
         digest=0,
     )
     numbers = itertools.count(1)
-    for worker in (*range(WORKERS), GUEST):
+    for worker in (*range(WORKERS), PEER):
         mouth.next = (worker, encode(Hello(number=next(numbers), worker=worker, digest=0)), None)
         assert server._listen()
     for worker, message, payload in told:
         message = msgspec.structs.replace(message, number=next(numbers))
         size = 0
         with contextlib.suppress(NotAMessage):
-            size = shard.expects(message) or 0
+            size = dispatcher.expects(message) or 0
         vector = torch.zeros(size if payload == "right" else max(0, size - 4), dtype=torch.uint8)
         mouth.next = (worker, encode(message), None if payload == "none" else vector)
         assert server._listen()

@@ -107,7 +107,7 @@ class Shards(ModelParallelPart):
         value = 0.0
         for number, part in enumerate(parts, start=1):
             self._is_last = number == len(parts)
-            value += super().backward(Share(parts=[part], total=share.total), passing)[0]
+            value += super().backward(Share(parts=[part], samples=part[1], total=share.total), passing)[0]
             self._give_up_all()
         self._take_part(NOTHING)
         for index in sorted(self._added):

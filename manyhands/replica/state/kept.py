@@ -18,27 +18,27 @@ class StrategyState(MutableMapping[str, Tensor]):
     """
 
     def __init__(self) -> None:
-        self._value: Any = None
+        self.state: Any = None  # until the strategy asks for it
         self._tensors: dict[str, Tensor] = {}
 
     def get_or_make(self, make: Callable[[], State]) -> State:
         """The strategy's state; what `make` makes, where a tensor of that name was restored, has that instead."""
-        if self._value is None:
-            self._value = _decoded(make(), self._tensors)
+        if self.state is None:
+            self.state = _decoded(make(), self._tensors)
             self._tensors = {}
-        value: State = self._value
-        return value
+        state: State = self.state
+        return state
 
     def __getitem__(self, name: str) -> Tensor:
         return self._encoded()[name]
 
     def __setitem__(self, name: str, tensor: Tensor) -> None:
-        self._tensors, self._value = {**self._encoded(), name: tensor}, None
+        self._tensors, self.state = {**self._encoded(), name: tensor}, None
 
     def __delitem__(self, name: str) -> None:
         tensors = self._encoded()
         del tensors[name]
-        self._tensors, self._value = tensors, None
+        self._tensors, self.state = tensors, None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._encoded())
@@ -50,15 +50,15 @@ class StrategyState(MutableMapping[str, Tensor]):
         return self._encoded().items()
 
     def clear(self) -> None:
-        self._tensors, self._value = {}, None
+        self._tensors, self.state = {}, None
 
     def _encoded(self) -> dict[str, Tensor]:
-        if self._value is None:
+        if self.state is None:
             return dict(self._tensors)
         return {
             _name(field): value if isinstance(value, Tensor) else _vector(value)
-            for field in dataclasses.fields(self._value)
-            if (value := getattr(self._value, field.name)) is not None
+            for field in dataclasses.fields(self.state)
+            if (value := getattr(self.state, field.name)) is not None
             and (isinstance(value, Tensor) or value != field.default)
         }
 

@@ -1,7 +1,6 @@
-"""How a server reaches its counterparts in other server groups: it goes to those after it, and those before it come."""
+"""How a server reaches its peers in other server groups: it goes to those after it, and those before it come."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor
@@ -13,82 +12,81 @@ from manyhands.servers.protocol.scheme import Scheme
 from manyhands.servers.protocol.server_group import ServerGroup
 from manyhands.servers.transport.connection import Connection
 from manyhands.servers.transport.local_socket import LocalConnection
+from manyhands.servers.transport.meeting import find_server, write
 
 
 class PeerPort:
-    """Lines with others, by the numbers that these have here, as a port like those at which a server listens."""
+    """Connections that this server has opened, by the number of the other server, as one port."""
 
     def __init__(self, numbers: Iterable[int], reach: Callable[[int], Connection]) -> None:
         self._reach = reach
-        self._lines = {number: reach(number) for number in numbers}
+        self._connections = {number: reach(number) for number in numbers}
         self._lost: list[int] = []
 
     @property
     def numbers(self) -> Iterable[int]:
-        return self._lines
+        return self._connections
 
     def fds(self) -> Iterator[int]:
-        for line in self._lines.values():
-            yield from line.fds()
+        for connection in self._connections.values():
+            yield from connection.fds()
 
     def take(self) -> Iterator[tuple[int, bytes, Tensor | None]]:
-        for number, line in list(self._lines.items()):
-            while number in self._lines and (found := self._taken(number, line)) is not None:
+        for number, connection in list(self._connections.items()):
+            while number in self._connections and (found := self._taken(number, connection)) is not None:
                 yield number, *found
 
-    def _taken(self, number: int, line: Connection) -> tuple[bytes, Tensor | None] | None:
+    def _taken(self, number: int, connection: Connection) -> tuple[bytes, Tensor | None] | None:
         try:
-            return line.take(wait=False)
+            return connection.take(wait=False)
         except PeerLost:
             self._lost.append(number)
             raise
 
     def send(self, worker: int, content: bytes, vector: Tensor | None) -> None:
-        with contextlib.suppress(PeerLost):  # that it is gone is noticed when we next listen to it
-            self._lines[worker].send(content, vector)
+        with contextlib.suppress(PeerLost):  # the next `take` raises it
+            self._connections[worker].send(content, vector)
 
     def forget(self, worker: int) -> None:
-        self._lines.pop(worker).close()
+        self._connections.pop(worker).close()
 
     def hang_up(self) -> Iterator[int]:
-        """Go to those that have taken the place of counterparts that are gone."""
+        """Go to the servers that have taken the place of lost ones."""
         lost, self._lost = self._lost, []
         for number in lost:
-            self._lines[number].close()
+            self._connections[number].close()
             while True:
                 with contextlib.suppress(PeerLost):  # it was still ending
-                    self._lines[number] = self._reach(number)
+                    self._connections[number] = self._reach(number)
                     break
             yield number
 
     def close(self, *, linger: bool = True) -> None:
-        for line in self._lines.values():
-            line.close(linger=linger)
+        for connection in self._connections.values():
+            connection.close(linger=linger)
 
 
-def visit(party: ServerGroup, arena: Arena, scheme: Scheme) -> PeerPort:
-    """Go to the counterparts; they need not listen yet."""
-    server, own = party.rank_info.server, party.guest(party.number)
-    assert server is not None
+def visit(group: ServerGroup, arena: Arena, scheme: Scheme) -> PeerPort:
+    """Go to the peers; they need not listen yet."""
+    server, own = group.own_server, group.peer_number(group.number)
 
-    def reach(guest: int) -> Connection:
-        number = guest - party.guest(0)
-        line: Connection
-        if number in party.near:
-            line = LocalConnection(scheme.memory(arena, party, number), server)
+    def reach(peer: int) -> Connection:
+        number = peer - group.peer_number(0)
+        connection: Connection
+        if number in group.local_peers:
+            connection = LocalConnection(scheme.memory(arena, group, number), server)
         else:
             from manyhands.servers.transport.tcp import TcpConnection, make_keys
 
-            keys, store = make_keys(), party.stores[number]
-            store.set(guest_key(server, own), keys[0].decode())
-            endpoint, key = json.loads(store.get(f"server/{server}"))
-            line = TcpConnection(server, endpoint, key.encode(), keys)
-        line.send(encode(Hello(number=1, worker=own, digest=scheme.digest, secret=line.secret)))
-        return line
+            keys, store = make_keys(), group.stores[number]
+            write(store, peer_key(server, own), keys[0].decode())
+            connection = TcpConnection(server, *find_server(store, server), keys)
+        connection.send(encode(Hello(number=1, worker=own, digest=scheme.digest, secret=connection.secret)))
+        return connection
 
-    return PeerPort([party.guest(number) for number in party.others if number > party.number], reach)
+    return PeerPort([group.peer_number(number) for number in group.others if number > group.number], reach)
 
 
-def guest_key(server: int, guest: int) -> str:
-    """Where a server finds the public key of a guest that comes."""
-    return f"guest-key/{server}/{guest}"
+def peer_key(server: int, peer: int) -> str:
+    """Under which name a peer that comes publishes its public key for a server."""
+    return f"peer-key/{server}/{peer}"

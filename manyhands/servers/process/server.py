@@ -1,4 +1,4 @@
-"""The loop of a server process: hear, check, hand to the shard, answer; until every worker has said goodbye."""
+"""The loop of a server process: take messages, check them, hand them on, send answers; until every worker has left."""
 
 import select
 import time
@@ -9,17 +9,14 @@ from torch import Tensor
 
 from manyhands import telemetry
 from manyhands.errors import PeerLost
+from manyhands.servers.process.dispatcher import Dispatcher
+from manyhands.servers.process.participants import Participants
 from manyhands.servers.process.peer_servers import PeerPort
-from manyhands.servers.process.shard import Shard
 from manyhands.servers.protocol.consistency import OutOfTurn
 from manyhands.servers.protocol.messages import (
     Answer,
     Done,
-    Forward,
-    Forwarded,
-    Gain,
     Hello,
-    Level,
     NotAMessage,
     Refusal,
     Request,
@@ -28,7 +25,7 @@ from manyhands.servers.protocol.messages import (
     request,
 )
 
-_LAST_NUMBER = 1 << 62  # of a message: whoever says goodbye says nothing after it
+_LAST_NUMBER = 1 << 62  # of a message: no message of a server follows its goodbye
 _PATIENCE_MS = 100
 _RECORD_PERIOD_S = 0.5
 
@@ -50,60 +47,50 @@ class Port(Protocol):
 
 
 class Server:
-    """One server: its shard, and the ports through which the workers reach it.
+    """One server and the ports through which other processes reach it.
 
-    Guests are its counterparts in other server groups. They are heard like workers, through a port of ours or, where we
-    have gone to them, through `lines`; and they want to be said goodbye to. Peers are the servers that have copies of
-    what this one owns, and those of whose groups it has copies: each is a number of its own, and none waits for a
-    goodbye. `check` is called now and then, and may raise.
+    Peers come through one of the ports or, where this server has gone to them, through `peer_port`. With `survives`,
+    workers may die and others come in their place. The server calls `check` now and then; it may raise.
     """
 
     def __init__(
         self,
-        shard: Shard,
+        dispatcher: Dispatcher,
         ports: Sequence[Port],
+        peer_port: PeerPort,
+        participants: Participants,
         *,
-        near: set[int],
-        workers: Iterable[int],
-        guests: Iterable[int],
-        lines: PeerPort,
         digest: int,
         survives: bool = False,
-        peers: Iterable[int] = (),
         check: Callable[[], None] = lambda: None,
-        generation: int = 0,
     ) -> None:
-        self._survives = survives  # whether workers may die, and others come in their place
-        self._generation = generation
-        self._shard = shard
-        self._ports = [*ports, lines]
-        self._near = near
+        self._dispatcher = dispatcher
+        self._ports = [*ports, peer_port]
+        self._participants = participants
         self._digest = digest
-        self._expected = set(workers)
-        self._guests = frozenset(guests)
-        self._peers = frozenset(peers)
+        self._survives = survives
         self._check = check
-        self._gone: set[int] = set()  # guests that have said goodbye
-        self._waiting: list[tuple[int, int]] = []  # workers not let in before all guests, and their greetings
+        self._expected = set(participants.workers)  # that have not said goodbye
+        self._gone: set[int] = set()  # peers that have said goodbye
+        self._waiting: list[tuple[int, int]] = []  # workers not let in before all peers, and their greetings
         self._has_left = False
         self._record_at = 0.0
-        self._port_of: dict[int, Port] = dict.fromkeys(lines.numbers, lines)
-        self._last = dict.fromkeys(
-            self._expected | self._guests | self._peers, 0
-        )  # the number of each one's last message
+        self._port_of: dict[int, Port] = dict.fromkeys(peer_port.numbers, peer_port)
+        self._last = dict.fromkeys(participants.all, 0)  # the number of each one's last message
 
     def run(self) -> None:
         """Serve until all workers have said goodbye."""
-        for guest in self._guests & self._port_of.keys():
-            self._reunite(guest)
+        peers = self._participants.peers
+        for peer in peers & self._port_of.keys():
+            self._reunite(peer)
         while self._expected:
             self._take_turn()
-        for guest in self._guests:
-            self._send(guest, WorkerBye(number=_LAST_NUMBER), None)
+        for peer in peers:
+            self._send(peer, WorkerBye(number=_LAST_NUMBER), None)
         self._has_left = True
-        for guest in self._gone:
-            self._port_of[guest].forget(guest)
-        while self._gone < self._guests:
+        for peer in self._gone:
+            self._port_of[peer].forget(peer)
+        while self._gone < peers:
             self._take_turn()
         self._record(now=True)
 
@@ -119,36 +106,36 @@ class Server:
             port.close(linger=linger)
 
     def _listen(self) -> bool:
-        """Deal with what has come; says whether there was anything."""
+        """Handle the messages that have come; says whether there were any."""
         heard = False
         for port in self._ports:
-            for worker, content, payload in self._taken(port):
+            for number, content, payload in self._taken(port):
                 heard = True
                 try:
-                    self._deal_with(port, worker, request(content), payload)
+                    self._handle(port, number, request(content), payload)
                 except (NotAMessage, OutOfTurn) as error:
-                    if worker in self._near:
-                        raise  # nobody but our own code can have said it
+                    if number in self._participants.local:
+                        raise  # only our own code can have sent it
                     telemetry.count("frames_dropped", 1)
-                    telemetry.event("dropped", worker=worker, reason=str(error))
+                    telemetry.event("dropped", worker=number, reason=str(error))
         return heard
 
     def _taken(self, port: Port) -> Iterator[tuple[int, bytes, Tensor | None]]:
-        """What has come; a worker that is gone ends its generation, and a guest that is gone comes again."""
+        """Messages; a worker that is gone ends its generation, and a peer that is gone comes again."""
         try:
             yield from port.take()
         except PeerLost:
             if not self._survives:
                 raise
-            for guest in port.hang_up():
-                self._last[guest] = 0
-                self._reunite(guest)
+            for peer in port.hang_up():
+                self._last[peer] = 0
+                self._reunite(peer)
 
     def _record(self, *, now: bool = False) -> None:
         """Now and then: how stale the gradients of the updates were, as counts."""
         time_s = time.monotonic()
-        if (now or time_s >= self._record_at) and (news := self._shard.news()):
-            telemetry.event("updates", **news)
+        if (now or time_s >= self._record_at) and (counts := self._dispatcher.unrecorded()):
+            telemetry.event("updates", **counts)
             self._record_at = time_s + _RECORD_PERIOD_S
 
     def _sleep(self) -> None:
@@ -159,77 +146,84 @@ class Server:
         with telemetry.timed("wait"):
             poll.poll(_PATIENCE_MS)
 
-    def _deal_with(self, port: Port, worker: int, message: Request, payload: Tensor | None) -> None:
-        if isinstance(message, Hello) and message.generation > self._generation:
-            self._regroup(message)
-        if isinstance(message, Hello) and worker in self._guests and self._survives:
-            self._last[worker] = 0  # another has taken its place
-        if worker not in self._last or message.number <= self._last[worker]:
-            raise NotAMessage(f"number {message.number} after {self._last.get(worker)}")
+    def _handle(self, port: Port, number: int, message: Request, payload: Tensor | None) -> None:
         if isinstance(message, Hello):
-            self._welcome(port, worker, message)
-        elif self._port_of.get(worker) is not port:
-            raise NotAMessage("it has not said who it is")
+            self._prepare_for(number, message)
+        if number not in self._last or message.number <= self._last[number]:
+            raise NotAMessage(f"number {message.number} after {self._last.get(number)}")
+        if isinstance(message, Hello):
+            self._welcome(port, number, message)
+        elif self._port_of.get(number) is not port:
+            raise NotAMessage("the process has not said who it is")
         elif isinstance(message, WorkerBye):
-            if worker in self._expected or self._has_left:
-                port.forget(worker)  # a guest still waits for our goodbye otherwise
-            self._expected.discard(worker)
-            self._gone.update(self._guests & {worker})
-        elif (worker in self._guests) != isinstance(message, (Gain, Level)):
-            raise NotAMessage("servers tell each other what they have added, and workers everything else")
-        elif (worker in self._peers) != isinstance(message, (Forward, Forwarded)):
-            raise NotAMessage("updates are forwarded by servers, and by nobody else")
+            self._part_from(port, number)
         else:
-            vector = self._checked(worker, message, payload)
-            for to, answer, attached in self._shard.handle(worker, message, vector):
+            vector = self._checked(number, message, payload)
+            for to, answer, attached in self._dispatcher.handle(number, message, vector):
                 self._send(to, answer, attached)
-        self._last[worker] = message.number
+        self._last[number] = message.number
+
+    def _prepare_for(self, number: int, hello: Hello) -> None:
+        if hello.generation > self._participants.generation:
+            self._regroup(hello)
+        if number in self._participants.peers and self._survives:
+            self._last[number] = 0  # a new process has taken its place
 
     def _regroup(self, hello: Hello) -> None:
-        """The first worker of a new generation: those before are over."""
-        self._generation = hello.generation
-        workers = range(hello.workers)
-        self._expected, self._near = set(workers), set(workers) | self._guests
-        self._last = {guest: self._last[guest] for guest in self._guests} | dict.fromkeys(workers, 0)
-        self._port_of = {who: port for who, port in self._port_of.items() if who in self._guests}
+        """The first worker of a new generation: the generation before is over."""
+        workers, peers = range(hello.workers), self._participants.peers
+        self._participants = self._participants.regrouped(workers, hello.generation)
+        self._expected = set(workers)
+        self._last = {peer: self._last[peer] for peer in peers} | dict.fromkeys(workers, 0)
+        self._port_of = {number: port for number, port in self._port_of.items() if number in peers}
         self._waiting.clear()
-        self._shard.regroup(workers, hello.generation)
+        self._dispatcher.regroup(workers, hello.generation)
 
-    def _welcome(self, port: Port, worker: int, hello: Hello) -> None:
-        if hello.worker != worker:
-            raise NotAMessage(f"worker {worker} says that it is worker {hello.worker}")
-        self._port_of[worker] = port
+    def _welcome(self, port: Port, number: int, hello: Hello) -> None:
+        if hello.worker != number:
+            raise NotAMessage(f"worker {number} says that it is worker {hello.worker}")
+        self._port_of[number] = port
+        peers = self._participants.peers
         if hello.digest != self._digest:
-            reason = f"worker {worker} has another model or optimizer than the servers; build the same on all"
-            port.send(worker, encode(Refusal(reason=reason)), None)
-        elif worker in self._guests:
-            self._reunite(worker)
-        elif worker not in self._peers:
-            self._waiting.append((worker, hello.number))
-        if self._guests <= self._port_of.keys():
-            for number, said in self._waiting:
-                self._send(number, Done(number=said), None)
+            reason = f"worker {number} has another model or optimizer than the servers; build the same on all"
+            port.send(number, encode(Refusal(reason=reason)), None)
+        elif number in peers:
+            self._reunite(number)
+        elif number not in self._participants.backups:
+            self._waiting.append((number, hello.number))
+        if peers <= self._port_of.keys():
+            for worker, said in self._waiting:
+                self._send(worker, Done(number=said), None)
             self._waiting.clear()
 
-    def _reunite(self, guest: int) -> None:
-        """A guest is here, perhaps again, or another in its place: what it may not have heard."""
-        for to, message, vector in self._shard.reunite(guest):
+    def _part_from(self, port: Port, number: int) -> None:
+        """A worker or a peer says goodbye."""
+        if number in self._expected or self._has_left:
+            port.forget(number)  # otherwise a peer still waits for our goodbye
+        self._expected.discard(number)
+        self._gone.update(self._participants.peers & {number})
+
+    def _reunite(self, peer: int) -> None:
+        """A peer is here, perhaps again, or a new process in its place: the server repeats what it may have missed."""
+        for to, message, vector in self._dispatcher.reunite(peer):
             self._send(to, message, vector)
         if self._has_left:
-            self._send(guest, WorkerBye(number=_LAST_NUMBER), None)
+            self._send(peer, WorkerBye(number=_LAST_NUMBER), None)
 
-    def _checked(self, worker: int, message: Request, payload: Tensor | None) -> Tensor | None:
-        """The vector that belongs to a message; its size is known beforehand."""
-        size = self._shard.expects(message)
+    def _checked(self, number: int, message: Request, payload: Tensor | None) -> Tensor | None:
+        """The vector of a message, once the sender and the size are right."""
+        if not self._participants.may_send(number, self._dispatcher.sender_of(message)):
+            raise NotAMessage(f"process {number} may not send {type(message).__name__}")
+        size = self._dispatcher.expects(message)
         if size is None:
             raise NotAMessage("it is about what this server does not own")
-        if worker in self._near:
+        if number in self._participants.local:
             return None
         if size != (0 if payload is None else payload.numel()):
             raise NotAMessage(f"{0 if payload is None else payload.numel()} bytes instead of {size}")
-        return None if payload is None else payload.view(self._shard.dtype)
+        return None if payload is None else payload.view(self._dispatcher.dtype)
 
-    def _send(self, worker: int, answer: Answer | Request, vector: Tensor | None) -> None:
-        port = self._port_of.get(worker)
-        if port:  # else a guest that is not here: it will hear when it comes
-            port.send(worker, encode(answer), None if worker in self._near else vector)
+    def _send(self, number: int, answer: Answer | Request, vector: Tensor | None) -> None:
+        port = self._port_of.get(number)
+        if port:  # else a peer that is not here: it gets the message when it comes
+            port.send(number, encode(answer), None if number in self._participants.local else vector)

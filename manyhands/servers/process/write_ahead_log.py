@@ -38,7 +38,7 @@ class WriteAheadLog:
         self.notes = PushNotes(memory)
         self._server = server
         self._optimizer = optimizer
-        self._journal = UndoLog(layout, vectors, numbers, memory.allocate, owners=servers, mine=server)
+        self._undo_log = UndoLog(layout, vectors, numbers, memory.allocate, owners=servers, mine=server)
         count = max(1, len(hyper_parameters(optimizer)))
         self._settings = memory.allocate(servers * count, torch.float64).view(servers, count)[server].numpy()
         self._factor = memory.allocate(servers, torch.float64)[server : server + 1].numpy()
@@ -118,18 +118,18 @@ class WriteAheadLog:
 
     def has(self, span: Span) -> bool:
         """Whether what is planned is in this span already."""
-        return self._journal.has(span, int(self._words[3]))
+        return self._undo_log.has(span, int(self._words[3]))
 
     def note(self, span: Span) -> None:
         """What is planned counts as applied to a span: if this server dies in the middle of it, that stays as it is."""
-        self._journal.end(span, int(self._words[3]))
+        self._undo_log.end(span, int(self._words[3]))
 
     def update(self, updates: Updates, span: Span, gradient: Tensor, skipped: frozenset[int]) -> None:
         """Apply what is planned to a span."""
-        self._journal.update(updates, span, gradient, skipped, int(self._words[3]))
+        self._undo_log.update(updates, span, gradient, skipped, int(self._words[3]))
 
     def take_over(self, updates: Updates) -> None:
         """The optimizer's settings of the dead server; and put back, or finish, what it was changing."""
         count = len(hyper_parameters(self._optimizer))
         set_hyper_parameters(self._optimizer, self._settings[:count].tolist())
-        self._journal.repair(updates, self._server, int(self._words[3]))
+        self._undo_log.repair(updates, self._server, int(self._words[3]))

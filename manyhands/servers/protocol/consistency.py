@@ -73,6 +73,7 @@ class Clocks:
         self._workers = tuple(workers)
         self._in_place = in_place
         self.rounds = 0  # steps that were gathered from all
+        self.generation = 0  # of the workers
         self._gathered: dict[tuple[int, int], set[int]] = {}  # by team and group: who has pushed
         self._begin()
 
@@ -131,10 +132,10 @@ class Clocks:
         """What has been pushed of a step that not all have finished, by those who have pushed it."""
         return [Due(group, tuple(sorted(workers))) for (_, group), workers in sorted(self._gathered.items())]
 
-    def regrouped(self, workers: Iterable[int]) -> "Clocks":
-        """The same for other workers, who begin anew."""
+    def regrouped(self, workers: Iterable[int], generation: int) -> "Clocks":
+        """The same for the workers of a new generation, who begin anew."""
         clocks = Clocks(self.rule, workers, in_place=self._in_place)
-        clocks.rounds = self.rounds
+        clocks.rounds, clocks.generation = self.rounds, generation
         return clocks
 
     @property

@@ -24,12 +24,12 @@ class ServerGroup:
     count: int  # of all server groups
     rank_info: RankInfo
     neighbours: Neighbourhood
-    near: frozenset[int]
+    local_peers: frozenset[int]
     """The other groups whose counterpart of this server is on this host; none for a worker."""
     stores: tuple[Any, ...] = ()
     """The store in which each group meets, if it meets at all."""
 
-    def guest(self, number: int) -> int:
+    def peer_number(self, number: int) -> int:
         """By which number another group's counterpart of a server is known here: processes of this group come first."""
         return self.rank_info.rows + self.rank_info.servers + number
 
@@ -65,7 +65,9 @@ class ServerGroup:
 def own_server_group(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> ServerGroup:
     """About equal numbers of workers, in the order of the hosts, and equal ones of servers for each."""
     if count == 1:
-        return ServerGroup(number=0, count=1, rank_info=rank_info, neighbours=neighbours, near=frozenset())
+        return ServerGroup(
+            number=0, count=1, rank_info=rank_info, neighbours=neighbours, local_peers=frozenset()
+        )
     return _server_group(rank_info, neighbours, _workers(rank_info, neighbours, count))
 
 
@@ -92,7 +94,7 @@ def server_group_of_part(
 
     Parts have nothing to tell each other: each is alone in the run.
     """
-    return replace(_server_group(rank_info, neighbours, peers), count=1, near=frozenset(), stores=())
+    return replace(_server_group(rank_info, neighbours, peers), count=1, local_peers=frozenset(), stores=())
 
 
 def _server_group(
@@ -116,7 +118,7 @@ def _server_group(
         count=count,
         rank_info=replace(rank_info, rank=within, size=len(own), servers=len(servers[0])),
         neighbours=replace(neighbours, hosts=tuple(ranks for ranks in hosts if ranks), store=stores[number]),
-        near=frozenset(
+        local_peers=frozenset(
             other
             for other, ranks in enumerate(servers)
             if other != number and server >= 0 and ranks[server] in beside

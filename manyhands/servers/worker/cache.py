@@ -106,7 +106,7 @@ class HostServers:
         """This worker is out of data; it takes part in its neighbours' steps, with nothing, until they are too."""
         while any(row[0] for row in self._host.exchange([0.0])):
             self._join_step()
-            take_part(Share(parts=(), total=lambda: 0.0))
+            take_part(Share(parts=(), samples=0, total=lambda: 0.0))
         self.flush()
         self._servers.leave(take_part)
 

@@ -21,11 +21,6 @@ class Fleet:
         self.push, self.finish = servers.push, servers.finish
         self.settle = servers.settle
 
-    @property
-    def holds_back(self) -> bool:
-        """Whether gradients of some layers wait here for a later push."""
-        return self._servers.keeps_back
-
     def pull(self, *, whole: bool = True) -> None:
         """All parameters as the servers have them now; if not `whole`, of tables only the rows that have changed."""
         self._servers.pull(whole=whole)
