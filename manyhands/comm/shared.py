@@ -19,7 +19,8 @@ from manyhands.comm.background_sum import Background
 from manyhands.comm.comm import Comm
 from manyhands.comm.grouping import grouped
 from manyhands.comm.pairs import swap
-from manyhands.comm.transports.host import Host, StepCounter
+from manyhands.comm.transports.counters import StepCounter
+from manyhands.comm.transports.host import Host
 from manyhands.comm.transports.host_group import HostGroup
 from manyhands.comm.transports.transport import Transport
 

@@ -136,7 +136,7 @@ def _settle_host(engine: Engine, new: NewGeneration) -> None:
 def _repair(engine: Engine, new: NewGeneration) -> int:
     """Bring the replica that workers share to the end of a step; returns how many steps it has made."""
     replica, members = engine.replica, engine.world.rank_info.members
-    if not replica.is_journaled:  # a worker that is alone leaves nothing half done for others
+    if not replica.is_logged:  # a worker that is alone leaves nothing half done for others
         return engine.progress.steps_here
     holders = new.members[: new.state_holders]
     ranks = engine.world.host.ranks

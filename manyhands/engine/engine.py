@@ -130,7 +130,7 @@ class Engine:
     @property
     def served(self) -> bool:
         """Whether the parameters are on servers; a worker may leave it to a neighbour to talk to them."""
-        return self.replica.server_memory is not None
+        return self.replica.is_served
 
     def warn(self, warning: str) -> None:
         """Every worker records what it saw; worker 0 prints it, since all are likely to see the same."""

@@ -6,7 +6,7 @@ import torch
 
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
-from manyhands.comm.transports.host import StepCounter
+from manyhands.comm.transports.counters import StepCounter
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.replica import Replica
 from manyhands.servers.worker.client import Servers

@@ -81,7 +81,7 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> None:
         engine.strategy,
         engine.placed,
         engine.settings.clip_norm,
-        journaled=engine.logged,
+        logged=engine.logged,
         has_begun=members.has_begun,
         keeps=old is not None,
     )
@@ -92,7 +92,7 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> None:
             _settle_data(engine, world, old, servers)
         _inherit(engine, world, old, members, built)
         _catch_up(engine, world, old, members, new)
-    elif replica.server_memory is None:  # else the servers have given all workers the parameters
+    elif not replica.is_served:  # else the servers have given all workers the parameters
         spread(replica, comm, engine.placed.peers)
     # From here on this worker has everything. If another one is missing, the next exchange will tell.
     with contextlib.suppress(*((PeerLost,) if engine.member else ())):
@@ -164,7 +164,7 @@ def _settle_data(engine: Engine, world: World, old: Replica | None, servers: Ser
 def _inherit(engine: Engine, world: World, old: Replica | None, members: _Members, built: Built) -> None:
     """The replica takes over the state of those before it."""
     replica, comm, _ = built
-    if replica.server_memory is not None:
+    if replica.is_served:
         if old is not None:
             replica.kept.update(old.kept)
         return

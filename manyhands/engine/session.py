@@ -210,7 +210,7 @@ class Session:
         every = {"loss": engine.training.loss, **(measures or {})}
 
         def attempt() -> dict[str, float]:
-            with engine.replica.judged():
+            with engine.replica.evaluated():
                 pause.pause(engine, EVALUATE)
                 progress.measured = evaluate.measure(engine, data, every, batch_size=batch_size)
             telemetry.event("evaluate", step=progress.steps, epoch=progress.epoch, **progress.measured)

@@ -14,10 +14,10 @@ from manyhands.placement.assembly import Assembly
 from manyhands.placement.model_parallel import ModelParallelPart
 from manyhands.placement.process_groups import ProcessGroups
 from manyhands.replica.barrier_group import BarrierGroup
-from manyhands.replica.layout import Layout
+from manyhands.replica.layout import SPAN_BYTES, Layout
 from manyhands.replica.parameters import lay_out_model
 from manyhands.replica.part import Loss
-from manyhands.replica.replica import SPAN_BYTES, Replica
+from manyhands.replica.replica import Replica
 from manyhands.replica.state.state import (
     States,
     begin_alike,

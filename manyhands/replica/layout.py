@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 ALIGN = 16  # elements: each parameter starts on a cache line of its own
 SMALLEST_SPAN = 4096  # elements: below this, the overhead of one more span outweighs sharing the work
 LARGEST_BLOCK = 1 << 24  # elements of a table: what travels whole at a pause fits a message

@@ -1,4 +1,4 @@
-"""AD-PSGD: a worker averages with a random other one whenever it likes; nobody waits for anybody's computation.
+"""AD-PSGD: a worker averages with a random other one whenever it likes; no worker waits for another's computation.
 
 Lian, Zhang, Zhang & Liu 2018 (asynchronous decentralized parallel SGD). Worker i, again and again and at its own pace:
 

@@ -1,4 +1,4 @@
-"""Downpour: workers fetch parameters and push gradients every few steps, and nobody waits for anybody.
+"""Downpour: workers fetch parameters and push gradients every few steps, and none waits for another.
 
 Dean et al. 2012 (DistBelief). Every worker has a copy x of the servers' parameters w and does, in step t,
 

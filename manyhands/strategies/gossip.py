@@ -5,8 +5,9 @@ parameters of a pair
 
     x_i, x_j ← (x_i + x_j) / 2.
 
-The mean of all replicas stays what it is, and after about log2 n meetings everyone knows of everyone. A message goes to
-one peer only, however many workers there are. The paper's workers send without waiting; here a pair meets in step.
+The mean of all replicas stays what it is, and after about log2 n meetings each worker has something of all others. A
+message goes to one peer only, however many workers there are. The paper's workers send without waiting; here a pair
+meets in step.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""Who meets whom: pairs that everyone draws alike, so that nobody has to tell anybody."""
+"""Which workers meet: all draw the same pairs, so that no worker has to tell another."""
 
 import random
 
 
 def pairs(size: int, meeting: int) -> list[list[int]]:
-    """Everyone's pair at a meeting; one worker is alone where the number is odd."""
+    """The pairs of all workers at a meeting; one worker is alone where the number is odd."""
     order = list(range(size))
     random.Random(f"meeting {meeting}").shuffle(order)  # hashed: near numbers as seeds draw alike
     return [order[place : place + 2] for place in range(0, size, 2)]

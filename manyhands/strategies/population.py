@@ -39,7 +39,7 @@ class Trainer:
 
     def pause(self, replica: Candidate, comm: Numbers) -> None:
         """The best model by the judgement of all trainers is in every trainer's place until the next step."""
-        mine = replica.whole()
+        mine = replica.to_flat()
         losses = _crown_best(mine, replica, comm)
         if not math.isfinite(losses[comm.rank]):
             replica.forget()
@@ -58,11 +58,11 @@ class Trainer:
         self.own, self.statistics, self.place = None, None, ()
         if own is None or place != (comm.rank, comm.size):
             return
-        model = replica.whole()
+        model = replica.to_flat()
         model[: len(own)] = own
         if statistics is not None and not replica.part.spread:
             model[len(own) :] = statistics
-        replica.become(model)
+        replica.load_flat(model)
 
     def regroup(self, comm: Numbers, *, is_new: bool) -> None:
         """A trainer that comes in a pause has another one's model: it goes on with the best one instead."""
@@ -79,7 +79,7 @@ def judged_by_both(mine: "Tensor", peer: int, replica: Candidate, comm: Numbers,
     if peer == comm.rank:
         return Match(mine=0.0, theirs=0.0, is_useless=False, their_rate=trainer.rate, their_settings=[])
     mine_here = replica.score()
-    replica.become(theirs)
+    replica.load_flat(theirs)
     theirs_here = replica.score()
     news = comm.swap_numbers(peer, [mine_here, theirs_here, trainer.rate, *replica.settings])
     theirs_there, mine_there, their_rate, *their_settings = news
@@ -96,9 +96,9 @@ def _crown_best(mine: "Tensor", replica: Candidate, comm: Numbers) -> list[float
     """All trainers judge all models, and the best in sum is here afterwards; returns the sums of losses."""
     losses = []
     for rank in range(comm.size):
-        replica.become(_model_of(rank, mine, comm))
+        replica.load_flat(_model_of(rank, mine, comm))
         losses.append(comm.sum_of(replica.score()))
-    replica.become(_model_of(losses.index(min(losses)), mine, comm))
+    replica.load_flat(_model_of(losses.index(min(losses)), mine, comm))
     return losses
 
 

@@ -8,7 +8,7 @@ the loss several times in a step, and for each evaluation
     worker 0        is the coordinator: it has the servers compute dot products and sums of vectors, decides by these
                     numbers alone, and has x ← x + t · d done where x and d are: on the servers
 
-A slow worker takes fewer portions, and nobody waits longer than for one. The history of L-BFGS is spread over the
+A slow worker takes fewer portions, and no worker waits longer than for one. The history of L-BFGS is spread over the
 servers. They keep the parameters from before the step: if a worker dies in it, the others begin it again from there,
 and L-BFGS without a history.
 """

@@ -1,4 +1,4 @@
-"""One worker, nobody to agree with: plain training, the baseline of every comparison."""
+"""One worker, with no other to agree with: plain training, the baseline of every comparison."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -52,13 +52,13 @@ class Tournament(Strategy):
         trainer = self._trainer(replica, comm)
         trainer.end_pause(replica, comm)
         if share.samples:
-            replica.held = share
+            replica.eval_batch = share
         if replica.steps and replica.steps % self.every == 0:
             peer = partner(comm.rank, comm.size, replica.steps // self.every)
-            mine = replica.whole()
+            mine = replica.to_flat()
             match = judged_by_both(mine, peer, replica, comm, trainer)
             if match.mine <= match.theirs:
-                replica.become(mine)
+                replica.load_flat(mine)
             else:
                 trainer.follow(match, replica)
         loss = replica.backward(share)
@@ -74,7 +74,7 @@ class Tournament(Strategy):
     def agree(self, replica: Candidate, comm: Numbers) -> None:
         if comm.size > 1:
             self._trainer(replica, comm).pause(replica, comm)
-        replica.held = None  # a run that goes on from a checkpoint has nothing at hand either
+        replica.eval_batch = None  # a run that goes on from a checkpoint has nothing at hand either
 
     def regroup(self, replica: Candidate, comm: Numbers, *, is_new: bool) -> None:
         self._trainer(replica, comm).regroup(comm, is_new=is_new)

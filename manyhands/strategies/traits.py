@@ -9,7 +9,7 @@ from manyhands.servers.protocol.service import Service
 
 
 class Steps(IntEnum):
-    """How the steps of the workers belong together; each kind is also all that follow it, but `ALONE`."""
+    """How the steps of the workers belong together: synchronous ones are also pooled, and both are made together."""
 
     SYNCHRONOUS = 3
     """A step equals one step of a single process on all workers' samples together."""

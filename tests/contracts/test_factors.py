@@ -204,8 +204,8 @@ def test_gradients_for_servers_are_made_where_servers_read_them(net: Net) -> Non
             strategy="parameter-server",
         )
         replica, weight = session.engine.replica, model.first.weight
-        assert replica.server_memory is not None
-        memory = replica.server_memory.grads
+        assert replica.is_served
+        memory = replica.flat.total
         found: list[bool] = []
 
         def look(param: Tensor) -> None:

@@ -490,7 +490,7 @@ def population(
     for number in steps:
         (batch,) = (make_steps(world.size) * 2)[number][world.rank]
         session.step(batch)
-        seen.append(session.engine.replica.whole())
+        seen.append(session.engine.replica.to_flat())
         if evaluates:
             session.evaluate(list(zip(*batch, strict=True)))
     if directory:

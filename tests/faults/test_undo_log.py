@@ -164,8 +164,8 @@ def arm(session: Session, fault: Fault) -> None:
 
 def arm_pass(replica: Any, fault: Fault, die: Callable[[], None]) -> None:
     """Of the pass in which it dies, half is written; what that pass does not need any more is lost."""
-    journal, calls = replica._journal, iter(range(1000))
-    note = journal._note
+    log, calls = getattr(replica.path, "inner", replica.path).log, iter(range(1000))
+    note = log._note
 
     def half_a_pass(owner: int, span: Any, stage: int) -> None:
         note(owner, span, stage)
@@ -174,13 +174,13 @@ def arm_pass(replica: Any, fault: Fault, die: Callable[[], None]) -> None:
             half = len(descent.params) // 2
             target = {
                 MOMENTUM: descent.momentum,
-                SCRATCH: journal.scratch,
+                SCRATCH: log.scratch,
                 PARAMS: descent.params,
             }
             target[stage][:half] = float("nan")
             die()
 
-    journal._note = half_a_pass
+    log._note = half_a_pass
 
 
 def run_all(folder: Path) -> None:

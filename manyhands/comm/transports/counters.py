@@ -98,3 +98,42 @@ class Counters:
 
     def close(self) -> None:
         self._view.release()
+
+
+class StepCounter:
+    """One growing number per worker of the host."""
+
+    def __init__(self, counters: Counters, index: int, size: int) -> None:
+        self._counters = counters
+        self._mine = index
+        self._peers = tuple(peer for peer in range(size) if peer != index)
+
+    def publish(self, value: int) -> None:
+        self._counters.publish(self._mine, value)
+
+    def publish_and_read(self, value: int, peer: int) -> int:
+        """Say how far this worker has come; returns how far one of the others has."""
+        self._counters.publish(self._mine, value)
+        return self._counters.read(peer)
+
+    def read(self, peer: int) -> int:
+        """How far one of the workers has come."""
+        return self._counters.read(peer)
+
+    def has(self, peer: int, value: int) -> bool:
+        """Whether one of the others has come as far, without waiting."""
+        return self._counters.read(peer) >= value
+
+    def values(self) -> list[int]:
+        """How far every worker has come, this one included."""
+        return [self._counters.read(index) for index in range(len(self._peers) + 1)]
+
+    def wait_for(self, peer: int, value: int) -> int:
+        """Until one of the others has come as far; returns how far it has."""
+        self._counters.wait(peer, value)
+        return self._counters.read(peer)
+
+    def wait(self, value: int) -> None:
+        """Until all others have come as far."""
+        for peer in self._peers:
+            self._counters.wait(peer, value)

@@ -19,7 +19,7 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.comm.transports import slots
 from manyhands.comm.transports.arena import Arena
-from manyhands.comm.transports.counters import Counters, refuse_several
+from manyhands.comm.transports.counters import Counters, StepCounter, refuse_several
 from manyhands.comm.transports.slots import Slots
 from manyhands.errors import PeerLost
 
@@ -136,7 +136,7 @@ class Host:
     def barrier(self) -> None:
         self.exchange([])
 
-    def progress(self) -> "StepCounter":
+    def progress(self) -> StepCounter:
         """A new set of counters, one per worker, for publishing how far each has come."""
         return StepCounter(self.counters(self.size), self.index, self.size)
 
@@ -147,36 +147,3 @@ class Host:
         self._rows.release()
         self._counters.close()
         self.arena.close()
-
-
-class StepCounter:
-    """One growing number per worker of the host."""
-
-    def __init__(self, counters: Counters, index: int, size: int) -> None:
-        self._counters = counters
-        self._mine = index
-        self._peers = tuple(peer for peer in range(size) if peer != index)
-
-    def publish(self, value: int) -> None:
-        self._counters.publish(self._mine, value)
-
-    def read(self, peer: int) -> int:
-        """How far one of the workers has come."""
-        return self._counters.read(peer)
-
-    def has(self, peer: int, value: int) -> bool:
-        """Whether one of the others has come as far, without waiting."""
-        return self._counters.read(peer) >= value
-
-    def values(self) -> list[int]:
-        """How far every worker has come, this one included."""
-        return [self._counters.read(index) for index in range(len(self._peers) + 1)]
-
-    def wait_for(self, peer: int, value: int) -> None:
-        """Until one of the others has come as far."""
-        self._counters.wait(peer, value)
-
-    def wait(self, value: int) -> None:
-        """Until all others have come as far."""
-        for peer in self._peers:
-            self._counters.wait(peer, value)

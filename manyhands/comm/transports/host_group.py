@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from manyhands.comm.transports.host import Host, StepCounter
+from manyhands.comm.transports.counters import StepCounter
+from manyhands.comm.transports.host import Host
 
 
 class HostGroup:

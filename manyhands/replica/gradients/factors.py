@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from manyhands.comm.transports.host import Host
 from manyhands.replica.layout import Layout, Span
+from manyhands.replica.memory import Team
 
 
 def linear_weights(model: nn.Module) -> set[int]:
@@ -27,10 +27,10 @@ def linear_weights(model: nn.Module) -> set[int]:
 class Factors:
     """The factors of one step, of all workers of a host; what does not fit goes to `total` as a matrix."""
 
-    def __init__(self, layout: Layout, total: Tensor, host: Host) -> None:
+    def __init__(self, layout: Layout, total: Tensor, team: Team) -> None:
         self._layout = layout
         self._total = total
-        self._mine, self._workers = host.index, host.size
+        self._mine, self._workers = team.index, team.size
         self._slots: dict[int, int] = {}
         self._inputs: list[Tensor] = []  # by slot: workers × rows × features
         self._outputs: list[Tensor] = []
@@ -42,12 +42,12 @@ class Factors:
                 self._slots[index] = len(self._slots)
                 for side, features in ((self._inputs, width), (self._outputs, height)):
                     length = self._workers * capacity * features
-                    side.append(host.allocate(length, total.dtype).view(self._workers, capacity, features))
+                    side.append(team.allocate(length, total.dtype).view(self._workers, capacity, features))
         # Per layer and worker: how many rows there are in this step, and whether there is more in `total`.
         shape = (len(self._slots), self._workers)
-        self._rows = host.allocate(shape[0] * shape[1], torch.int64).view(shape).numpy()
-        self._spilled = host.allocate(shape[0] * shape[1], torch.uint8).view(shape).numpy()
-        self._spill: dict[int, Tensor] = {}
+        self._rows = team.allocate(shape[0] * shape[1], torch.int64).view(shape).numpy()
+        self._overflowed = team.allocate(shape[0] * shape[1], torch.uint8).view(shape).numpy()
+        self._overflow: dict[int, Tensor] = {}
 
     @property
     def layers(self) -> Collection[int]:
@@ -56,12 +56,12 @@ class Factors:
 
     def begin(self) -> None:
         self._rows[:, self._mine] = 0
-        self._spilled[:, self._mine] = 0
-        self._spill.clear()
+        self._overflowed[:, self._mine] = 0
+        self._overflow.clear()
 
     def has(self, index: int) -> bool:
         """Whether this worker has a part of this parameter's gradient, as factors or as a matrix."""
-        return bool(self._rows[self._slots[index], self._mine]) or index in self._spill
+        return bool(self._rows[self._slots[index], self._mine]) or index in self._overflow
 
     def add(self, index: int, inputs: Tensor, outputs: Tensor) -> None:
         """Some rows of a layer's inputs, and of the loss's gradient by its outputs."""
@@ -69,32 +69,32 @@ class Factors:
         first = int(self._rows[slot, self._mine])
         last = first + len(inputs)
         if last > self._inputs[slot].shape[1]:
-            self.spill(index, outputs.t() @ inputs)
+            self.overflow(index, outputs.t() @ inputs)
             return
         self._inputs[slot][self._mine, first:last].copy_(inputs)
         self._outputs[slot][self._mine, first:last].copy_(outputs)
         self._rows[slot, self._mine] = last
 
-    def spill(self, index: int, gradient: Tensor) -> None:
+    def overflow(self, index: int, gradient: Tensor) -> None:
         """A part of a gradient that is not there as factors."""
-        known = self._spill.get(index)
-        self._spill[index] = gradient if known is None else known + gradient
+        known = self._overflow.get(index)
+        self._overflow[index] = gradient if known is None else known + gradient
 
     @property
-    def spills(self) -> bool:
-        return bool(self._spill)
+    def overflows(self) -> bool:
+        return bool(self._overflow)
 
-    def pour(self) -> None:
-        """Add to `total` what was spilled; workers take turns in their order."""
-        for index, gradient in self._spill.items():
+    def flush(self) -> None:
+        """Add to `total` what has overflown; workers take turns in their order."""
+        for index, gradient in self._overflow.items():
             slot, place = self._slots[index], self._layout.places[index]
             into = self._total[place.start : place.stop].view(place.shape)
-            if self._spilled[slot, : self._mine].any():  # of the others, some may not have begun this step
+            if self._overflowed[slot, : self._mine].any():  # of the others, some may not have begun this step
                 into.add_(gradient)
             else:
                 into.copy_(gradient)
-            self._spilled[slot, self._mine] = 1
-        self._spill.clear()
+            self._overflowed[slot, self._mine] = 1
+        self._overflow.clear()
 
     def sum_of(self, span: Span, into: Tensor) -> Tensor:
         """The gradient of some rows, over all workers; `into` may be their part of `total`."""
@@ -104,7 +104,7 @@ class Factors:
         top, bottom = (span.start - place.start) // width, (min(span.stop, place.stop) - place.start) // width
         rows = into[: (bottom - top) * width].view(bottom - top, width)
         into[(bottom - top) * width :].zero_()
-        begun = bool(self._spilled[slot].any())
+        begun = bool(self._overflowed[slot].any())
         if begun:
             rows.copy_(self._total[span.start : span.start + rows.numel()].view_as(rows))
         for worker, count in enumerate(self._rows[slot].tolist()):

@@ -1,128 +1,152 @@
-"""How the gradients of a host's workers become one sum, in one vector.
+"""How the gradients of a team of workers become one sum, in one vector.
 
-A gradient vector per worker would cost the most memory of all, so there is only the sum. The workers add to each span
-of it in turn: the one after its owner begins, the owner is last. With a turn for every worker at some span, all
-are busy at once, and the order of the additions is always the same. What the owner adds itself stays where autograd
-left it until the span is updated, when the sum is in the cache anyway, as far as `KEPT_BYTES` allow. With `before_gate`
-it is added earlier: when the step comes to its gate the sum is complete, in memory that everyone sees, and whoever
-dies after that, the others can finish the step.
-
-Autograd finishes gradients roughly in the order of the flat vector, and turns are taken in exactly that order: a worker
-only has to know how far the one before it has come, which is one number.
+A gradient vector per worker would cost the most memory, so there is only the sum. The workers add to each span of it in
+turn: the one after its owner begins, the owner is last. All are busy at once, and the order of the additions is always
+the same. Turns follow the flat vector, which is about the order of autograd: a worker only has to know how far the one
+before it has come. What the owner adds itself stays where autograd left it until the span is updated, when
+the sum is in the cache anyway. With an undo log it is added earlier: at the gate the sum is complete, for all to see.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
-from manyhands.replica.gradients.factors import Factors
+from manyhands.replica.flat_model import FlatModel
+from manyhands.replica.gradients.factors import Factors, LinearLayers
 from manyhands.replica.gradients.tables import Tables
-from manyhands.replica.layout import Layout, Span
+from manyhands.replica.gradients.turns import Turns
+from manyhands.replica.layout import Span
+from manyhands.replica.memory import Team
 
 KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients for the owners' late additions
 
 OnReady = Callable[[Span], None]
-Piece = tuple[Tensor, int, int]  # where to add, and which elements of the parameter's gradient
 
 
 class Gradients:
-    """One step's gradients of this worker on their way into `total`; `owners[i]` is the worker that owns span i."""
+    """One step's gradients of this worker, from autograd's hooks into the sum `total`."""
 
     def __init__(
         self,
-        layout: Layout,
-        total: Tensor,
+        flat: FlatModel,
         owners: Sequence[int],
-        host: Host | None,
+        team: Team,
+        *,
         factors: Factors | None = None,
         tables: Tables | None = None,
-        *,
-        before_gate: bool = False,
+        made_in_place: Collection[int] = (),
         scratch: Tensor | None = None,
     ) -> None:
-        self.total = total
-        self.factors = factors
-        self._factored: Container[int] = ()  # parameters whose gradients come as factors in this step
-        self._before_gate = before_gate
-        self._tables = tables  # where gradients of some rows need not become whole
-        self.arrived = bytearray(len(layout.places))
+        """`owners[i]` owns span i. `tables` take gradients of some rows as they are; autograd makes those of the layers
+        `made_in_place` in `total` itself. With an undo log's `scratch`, the sum is complete before any update."""
+        layout = flat.layout
+        self.total = flat.total
+        self.tables = tables
+        self._factors = factors
+        self.takes_factors = factors is not None
         self._layout = layout
-        self._index, self._workers = (host.index, host.size) if host else (0, 1)
-        self._progress = host.progress() if host else None
+        self._params = flat.parameters
+        self._is_hooked = flat.part.hooked
+        self._before_gate = scratch is not None or flat.part.frugal
+        self._index, self._workers = team.index, team.size
+        self._progress = team.progress() if team.size > 1 else None
         self._before = (self._index - 1) % self._workers
-        self._owned = [span for span in layout.spans if owners[span.index] == self._index]
+        self._turns = Turns(layout, flat.total, owners, index=team.index, workers=team.size)
+        self.spans, self.owned = layout.spans, self._turns.owned
         self._kept_limit = KEPT_BYTES // self._workers
-        self._private: list[Tensor | None] = [None] * len(layout.places)
+        self._hooks: dict[int, Any] = {}
+        layers = factors.layers if factors else made_in_place
+        self._layers = {id(self._params[index]): index for index in layers}
         self._in_flight: Container[int] = ()  # spans of `total` that servers may still read
-        self._given: set[int] = set()  # parameters whose gradient is made in `total` itself in this step
-        # By parameter: for each turn before the owner's, the pieces that are this worker's to add in it.
-        self._turns: list[list[list[Piece]]] = [[[] for _ in range(self._workers - 1)] for _ in layout.places]
-        self._own: list[dict[int, Piece]] = [{} for _ in layout.places]  # by span, where this worker is owner
-        for span in layout.spans:
-            turn = (self._index - owners[span.index] - 1) % self._workers
-            for place in span.places:
-                piece = _piece(layout, place, span, total)
-                if turn == self._workers - 1:
-                    self._own[place][span.index] = piece
-                else:
-                    self._turns[place][turn].append(piece)
-        self._last_own = [max(pieces, default=-1) for pieces in self._own]
         longest = max(span.stop - span.start for span in layout.spans)
-        self._scratch = total.new_zeros(longest) if scratch is None else scratch
-        self._gaps = [_gaps(layout, span) for span in layout.spans]
+        self._scratch = flat.total.new_zeros(longest) if scratch is None else scratch
+        # Per worker: which parameters got a gradient, and how many got none.
+        count = len(layout.places)
+        self._flags = team.allocate(self._workers * count, torch.uint8).view(self._workers, count)
+        self._flags.fill_(1)
+        self._missing = team.allocate(self._workers, torch.int64).numpy()
+        self.all_used = torch.ones(count, dtype=torch.uint8)
+        self.arrived = bytearray(count)
+        self._private: list[Tensor | None] = [None] * count
+        self._given: set[int] = set()  # parameters whose gradient is made in `total` itself in this step
+        self._factored: Mapping[int, Factors] = {}  # parameters whose gradients come as factors in this step
+        self._is_last = self._passes_back = False
         self._steps_done = 0  # in units of turns: where the counting of this step begins
-        self._turn_count = len(layout.places) * (self._workers - 1)
+        self._seen = 0  # how far the worker before this one had come when we last looked
+        self._turn_count = count * (self._workers - 1)
 
     def begin(self, on_ready: OnReady | None) -> None:
         """A new step; `on_ready` is told of each owned span as soon as it is complete, in their order."""
         self.arrived[:] = bytes(len(self.arrived))
         self._given.clear()
         self._on_ready = on_ready
-        if self.factors:
+        if self._factors:
             # Spans that leave before the others' backward passes have ended are added up as they come.
-            self._factored = self.factors.layers if not on_ready else ()
-            self.factors.begin()
+            self._factored = {} if on_ready else dict.fromkeys(self._factors.layers, self._factors)
+            self._factors.begin()
         self._adds_early = on_ready is not None or self._before_gate
         self._all_here = False
         self._private_bytes = 0
-        self._turn = 0  # the next turn to take
-        self._next_own = 0  # the next parameter whose owned pieces have not been added
+        self._turn = self._next_own = (
+            0  # the next turn to take, and parameter whose owned pieces are to be added
+        )
         self._completed = bytearray(len(self._layout.spans))
-        self._to_announce = list(self._owned) if on_ready else []
+        self._to_announce = list(self.owned) if on_ready else []
+        for index, param in enumerate(self._params):
+            param.grad = None
+            # At the first step, or thawed since.
+            if param.requires_grad and index not in self._hooks and self._is_hooked:
+                self._hooks[index] = param.register_post_accumulate_grad_hook(partial(self._hook, index))
 
-    def offer(self, index: int, inputs: Tensor, outputs: Tensor) -> bool:
-        """Factors of a part of a parameter's gradient; says whether they are taken."""
-        if index not in self._factored:
-            return False
-        assert self.factors is not None
-        self.factors.add(index, inputs, outputs)
-        return True
+    def watched(self) -> AbstractContextManager[object]:
+        """While the gradients of large linear layers are taken as factors, or made where they are wanted."""
+        return LinearLayers(self._layers, self._make) if self._layers else nullcontext()
 
-    def room(self, index: int) -> Tensor | None:
-        """Where autograd may make a parameter's gradient, so that nobody has to copy it there; once in a step."""
-        if index in self._given:
+    @contextmanager
+    def passing(self, is_last: bool) -> Iterator[None]:
+        """While gradients are computed; whether they are the last of this step for their parameters."""
+        self._is_last, self._passes_back = is_last, True
+        try:
+            yield
+        finally:
+            self._passes_back = False
+
+    def _make(self, index: int, inputs: Tensor, outputs: Tensor) -> Tensor | None:
+        """Called by autograd in place of making a large gradient; the user's own passes get theirs as usual."""
+        if self._passes_back and (factors := self._factored.get(index)):
+            factors.add(index, inputs, outputs)
+            if self._is_last:
+                self.arrive(index, None)
             return None
-        self._given.add(index)
-        for number in self._own[index]:
+        if not self._passes_back or self._factors or index in self._given:
+            return outputs.t() @ inputs
+        self._given.add(index)  # once in a step
+        for number in self._turns.last[index]:
             if number in self._in_flight:
                 self._wait(self._layout.spans[number])
         place = self._layout.places[index]
-        return self.total[place.start : place.stop].view(place.shape)
+        into = self.total[place.start : place.stop].view(place.shape)
+        return torch.mm(outputs.t(), inputs, out=into)
+
+    def _hook(self, index: int, param: Tensor) -> None:
+        """Called by autograd when a parameter's gradient is complete."""
+        if self._is_last:  # else more batches will be added to it
+            grad, param.grad = param.grad, None
+            if grad is not None:
+                self.arrive(index, grad)
 
     def arrive(self, index: int, grad: Tensor | None) -> None:
-        """A parameter's gradient is there, and will not change any more; takes possession of it.
-
-        Without a matrix, all of it has been offered as factors.
-        """
-        if index in self._factored:
-            assert self.factors is not None
+        """A parameter's gradient is complete; takes possession of it. None: all of it has been added as factors."""
+        if factors := self._factored.get(index):
             self.arrived[index] = 1
             if grad is not None:
-                self.factors.spill(index, grad)
+                factors.overflow(index, grad)
             self._take_turns()
             return
         if grad is None:
@@ -141,14 +165,8 @@ class Gradients:
                 self._take_turns()
                 self._add_own()
 
-    def arrive_late(self) -> None:
-        """Parameters of which only earlier batches of this step have offered factors."""
-        if self.factors and self._factored:
-            for index in self.factors.layers:
-                self.arrived[index] |= self.factors.has(index)
-
     def _flat(self, index: int, grad: Tensor) -> Tensor:
-        if grad.is_sparse and self._tables and self._layout.places[index].rows:
+        if grad.is_sparse and self.tables and self._layout.places[index].rows:
             return grad.coalesce()
         return (grad.to_dense() if grad.is_sparse else grad).reshape(-1)
 
@@ -168,41 +186,62 @@ class Gradients:
 
     def finish(self) -> None:
         """Everything that will come has come: add it, say so, and wait until that is true of every worker."""
+        self._is_last = True
+        for index, param in enumerate(self._params):
+            if param.grad is not None:  # used by an earlier batch of this step and not by the last one
+                self._hook(index, param)
+        for index, factors in self._factored.items():
+            self.arrived[index] |= factors.has(index)
+        self._is_last = False
+        missing = len(self.arrived) - sum(self.arrived)
+        if missing or self._missing[self._index]:
+            self._flags[self._index].copy_(torch.frombuffer(self.arrived, dtype=torch.uint8))
+        self._missing[self._index] = missing
         self._all_here = True
         self._take_turns()
-        while self._turn < self._turn_count:
-            self._wait_for_turn()
+        while self._turn < self._turn_count and self._wait_for_turn():
             self._take_turns()
         if self._adds_early:
             self._add_own()
             while self._next_own < len(self.arrived):
                 self._wait_for_turn()
                 self._add_own()
+        self._steps_done += self._turn_count + 1
         if self._progress:
-            self._steps_done += self._turn_count + 1
-            if self.factors and self.factors.spills:
+            if self._factors and self._factors.overflows:
                 with telemetry.timed("wait"):
                     for peer in range(self._index):
                         self._progress.wait_for(peer, self._steps_done)
-                self.factors.pour()
+                self._factors.flush()
             self._progress.publish(self._steps_done)
             with telemetry.timed("wait"):
                 self._progress.wait(self._steps_done)
+        self._seen = self._steps_done
+
+    @property
+    def used(self) -> Tensor:
+        """After `finish`, per parameter: whether any worker of the team had a gradient for it."""
+        return self._flags.amax(0) if self._missing.any() else self.all_used
 
     @property
     def step(self) -> int:
         """How many steps this worker has brought to the gate."""
         return self._steps_done // (self._turn_count + 1)
 
+    @property
     def passed(self) -> int:
         """How many steps all workers have brought to the gate, those that are gone included."""
-        assert self._progress
-        return min(self._progress.values()) // (self._turn_count + 1)
+        return min(self._progress.values()) // (self._turn_count + 1) if self._progress else self.step
 
-    def recompute(self, span: Span) -> Tensor:
-        """The whole sum of a span, whoever owns it: for a step that has passed the gate."""
-        found = self._by_factors(span, self._scratch[: span.stop - span.start])
-        return self.total[span.slice] if found is None else found
+    def write_after(self, wait: OnReady, in_flight: Container[int]) -> None:
+        """Call `wait` before this worker's gradients of a span in flight go to `total`."""
+        self._wait, self._in_flight = wait, in_flight
+
+    def unhook(self) -> None:
+        """The parameters' gradients go elsewhere from now on."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
 
     def _take_turns(self) -> None:
         """Add what the others wait for, as far as the turns have come."""
@@ -211,10 +250,12 @@ class Gradients:
             index, number = divmod(turn, self._workers - 1)
             if not (self.arrived[index] or self._all_here):
                 break
-            if number and not self._is_my_turn(turn):
-                break
+            if number and self._progress and self._seen < self._steps_done + turn:
+                self._seen = self._progress.read(self._before)
+                if self._seen < self._steps_done + turn:
+                    break  # the worker before this one has not taken the turn before
             grad = self._private[index]
-            for into, start, stop in () if index in self._factored else self._turns[index][number]:
+            for into, start, stop in () if index in self._factored else self._turns.before[index][number]:
                 if grad is None:
                     if not number:
                         into.zero_()
@@ -223,15 +264,13 @@ class Gradients:
                 else:
                     into.copy_(grad[start:stop])
             turn += 1
-            if number == self._workers - 2 and not self._own[index]:
+            if number == self._workers - 2 and not self._turns.last[index]:
                 self._drop(index)
-        if turn > first and self._progress:
-            self._turn = turn
-            self._progress.publish(self._steps_done + turn)
-
-    def _is_my_turn(self, turn: int) -> bool:
-        """Whether the worker before this one has taken the turn before."""
-        return self._progress is None or self._progress.has(self._before, self._steps_done + turn)
+        self._turn = turn
+        if self._progress and turn > first:
+            self._seen = self._progress.publish_and_read(self._steps_done + turn, self._before)
+        elif self._progress:
+            self._seen = self._progress.read(self._before)
 
     def _wait_for_turn(self) -> bool:
         """Wait for the worker before this one, if that is what keeps us; says whether it was."""
@@ -244,7 +283,7 @@ class Gradients:
             return False
         if self._progress:
             with telemetry.timed("wait"):
-                self._progress.wait_for(self._before, self._steps_done + turn)
+                self._seen = self._progress.wait_for(self._before, self._steps_done + turn)
         return True
 
     def _add_own(self) -> None:
@@ -253,18 +292,23 @@ class Gradients:
             if not (self.arrived[index] or self._all_here):
                 break
             ready = (index + 1) * (self._workers - 1)
-            if self._turn < ready or not self._is_my_turn(ready):
+            if self._turn < ready or self._seen < self._steps_done + ready:
                 break
-            for number in () if index in self._factored else self._own[index]:
+            for number in () if index in self._factored else self._turns.last[index]:
                 self._add_last(index, number)
             self._next_own += 1
-            if self._own[index]:
+            if self._turns.last[index]:
                 self._drop(index)
-        while self._to_announce and self._to_announce[0].places[-1] < self._next_own:
-            span = self._to_announce.pop(0)
-            self._completed[span.index] = 1
-            assert self._on_ready is not None
-            self._on_ready(span)
+        if self._on_ready:
+            while self._to_announce and self._to_announce[0].places[-1] < self._next_own:
+                span = self._to_announce.pop(0)
+                self._completed[span.index] = 1
+                self._on_ready(span)
+
+    def recompute(self, span: Span) -> Tensor:
+        """The whole sum of a span, whichever worker owns it: for a step that has passed the gate."""
+        found = self._by_factors(span, self._scratch[: span.stop - span.start])
+        return self.total[span.slice] if found is None else found
 
     def complete(self, span: Span) -> None:
         """After `finish`: see to it that an owned span is the whole sum."""
@@ -279,10 +323,6 @@ class Gradients:
                     self._add_last(index, span.index)
             self._drop_after(span)
 
-    def complete_all(self) -> None:
-        for span in self._owned:
-            self.complete(span)
-
     def take(self, span: Span) -> Tensor:
         """After `finish`: the whole sum of an owned span, to be used at once; it need not get into `total`."""
         scratch = self._scratch[: span.stop - span.start]
@@ -295,12 +335,12 @@ class Gradients:
         with telemetry.timed("exchange"):
             grad = self._private[span.places[0]]
             if self._workers == 1 and len(span.places) == 1 and grad is not None:
-                _, start, stop = self._own[span.places[0]][span.index]
+                _, start, stop = self._turns.last[span.places[0]][span.index]
                 if stop - start == span.stop - span.start:
                     self._drop_after(span)
                     return grad[start:stop]
             # Through memory that stays in the cache, where the optimizer will read it.
-            for start, stop in self._gaps[span.index]:
+            for start, stop in self._turns.gaps[span.index]:
                 scratch[start:stop].zero_()
             for index in span.places:
                 self._add_into(scratch, span, index)
@@ -308,44 +348,39 @@ class Gradients:
             return scratch
 
     def _by_factors(self, span: Span, into: Tensor) -> Tensor | None:
-        if span.places[0] not in self._factored:
+        factors = self._factored.get(span.places[0])
+        if factors is None:
             return None
-        assert self.factors is not None
         with telemetry.timed("compute"):
-            return self.factors.sum_of(span, into)
+            return factors.sum_of(span, into)
 
     def _add_into(self, scratch: Tensor, span: Span, index: int) -> None:
         """As `_add_last`, with the result elsewhere."""
         grad = self._private[index]
-        others, start, stop = self._own[index][span.index]
+        others, start, stop = self._turns.last[index][span.index]
         offset = max(self._layout.places[index].start, span.start) - span.start
         into = scratch[offset : offset + stop - start]
-        if self._workers == 1:
-            if grad is None:
-                into.zero_()
-            else:
-                into.copy_(grad[start:stop])
-        elif grad is None:
-            into.copy_(others)
-        else:
+        if self._workers > 1 and grad is not None:
             torch.add(others, grad[start:stop], out=into)
+        elif self._workers > 1:
+            into.copy_(others)
+        elif grad is not None:
+            into.copy_(grad[start:stop])
+        else:
+            into.zero_()
 
     def _drop_after(self, span: Span) -> None:
         for index in span.places:
-            if span.index == self._last_own[index]:
+            if span.index == self._turns.last_span[index]:
                 self._drop(index)
-
-    def write_after(self, wait: OnReady, in_flight: Container[int]) -> None:
-        """Call `wait` before this worker's gradients of a span in flight go to `total`."""
-        self._wait, self._in_flight = wait, in_flight
 
     def _add_last(self, index: int, span: int) -> None:
         if span in self._in_flight:
             self._wait(self._layout.spans[span])
         grad = self._private[index]
-        into, start, stop = self._own[index][span]
-        if self._tables and span in self._tables:
-            self._tables.write(span, grad)
+        into, start, stop = self._turns.last[index][span]
+        if self.tables and span in self.tables:
+            self.tables.write(span, grad)
         elif self._workers == 1:
             if grad is None:
                 into.zero_()
@@ -363,22 +398,3 @@ class Gradients:
 
 def _size_bytes(grad: Tensor) -> int:
     return grad.values().nbytes if grad.is_sparse else grad.nbytes
-
-
-def _gaps(layout: Layout, span: Span) -> list[tuple[int, int]]:
-    """The elements of a span between its parameters and after them, which no gradient fills."""
-    gaps, at = [], span.start
-    for index in span.places:
-        place = layout.places[index]
-        if place.start > at:
-            gaps.append((at - span.start, place.start - span.start))
-        at = min(place.stop, span.stop)
-    if at < span.stop:
-        gaps.append((at - span.start, span.stop - span.start))
-    return gaps
-
-
-def _piece(layout: Layout, index: int, span: Span, total: Tensor) -> Piece:
-    place = layout.places[index]
-    start, stop = max(place.start, span.start), min(place.stop, span.stop)
-    return total[start:stop], start - place.start, stop - place.start

@@ -6,8 +6,6 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manyhands.replica.optimizer.abilities import settings_of
-
 
 def hyper_parameters(optimizer: Optimizer) -> list[float]:
     """All numbers that a scheduler could have changed, in a fixed order."""
@@ -18,7 +16,7 @@ def set_hyper_parameters(optimizer: Optimizer, values: Sequence[float]) -> None:
     """The inverse of `hyper_parameters`: a worker without data follows those that have some."""
     rest = iter(values)
     for group in optimizer.param_groups:
-        for key in settings_of(group):
+        for key in [key for key in group if key != "params"]:
             group[key] = _with_numbers(group[key], rest)
 
 
@@ -27,8 +25,8 @@ def named_numbers(optimizer: Optimizer) -> list[dict[str, list[float]]]:
     found: list[dict[str, list[float]]] = []
     for group in optimizer.param_groups:
         found.append({})
-        for key, value in settings_of(group).items():
-            if numbers := list(_numbers_in(value)):
+        for key, value in group.items():
+            if key != "params" and (numbers := list(_numbers_in(value))):
                 found[-1][key] = numbers
     return found
 

@@ -68,7 +68,7 @@ def _take(vector: Tensor, world: World, source: int, is_new: bool) -> None:
 
 
 def _inherit_states(replica: Replica, old: Replica | None, world: World, source: int) -> None:
-    if old is not None and old.is_journaled:
+    if old is not None and old.is_logged:
         old.updates.take_from_others(old.spans)
     states, loose = take_apart(old.updates.export() if old is not None else {})
     everyone: list[States] = [
@@ -81,7 +81,7 @@ def _inherit_states(replica: Replica, old: Replica | None, world: World, source:
         _fill_in(states, loose, replica, old.steps if old is not None else 0)
     elif old is None:
         states, loose = everyone[source], tensors_from_bytes(blobs[source]) if blobs[source] else {}
-    replica.updates.restore(list(replica.owned), put_together(states, loose))
+    replica.updates.restore(replica.owned, put_together(states, loose))
 
 
 def _after(optimizer: Optimizer, steps: int) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _inherit_kept(replica: Replica, old: Replica | None, world: World, source: i
     """What the strategy keeps is each worker's own; the new ones begin with someone else's."""
     if old is not None:
         replica.kept.update(old.kept)
-        replica.held = old.held
+        replica.eval_batch = old.eval_batch
     if anyone_new:
         kept = {name: value.contiguous() for name, value in replica.kept.items()}
         blob = world.gather(tensors_to_bytes(kept) if kept and world.rank == source else b"")[source]
@@ -156,7 +156,7 @@ class Undo:
         }
         self._kept = {name: value.clone() for name, value in replica.kept.items()}
         self._settings = replica.settings
-        self._held = replica.held
+        self._eval_batch = replica.eval_batch
         self._random = torch.get_rng_state()
 
     def _torn(self) -> list[Tensor]:
@@ -170,11 +170,11 @@ class Undo:
                 vector.copy_(copy)
             for buffer, copy in zip(replica.part.buffers(), self._buffers, strict=True):
                 buffer.copy_(copy)
-        replica.updates.restore(list(replica.owned), self._states)
+        replica.updates.restore(replica.owned, self._states)
         replica.kept.clear()
         replica.kept.update(self._kept)
         replica.settings = self._settings
-        replica.held = self._held
+        replica.eval_batch = self._eval_batch
         torch.set_rng_state(self._random)
 
 

@@ -21,7 +21,7 @@ from manyhands.replica.state.transcoding import NUMBER, TENSOR, VECTOR, States, 
 def spread(replica: Replica, comm: Comm, world: World) -> None:
     """Worker 0's parameters and buffers become everyone's."""
     # Parameters that live on servers come from there.
-    for vector in [replica.constants] if replica.server_memory else [replica.params, replica.constants]:
+    for vector in [replica.constants] if replica.is_served else [replica.params, replica.constants]:
         from_first(vector, replica, comm)
     world.host.barrier()
     with torch.no_grad():
@@ -156,7 +156,7 @@ def distribute(
     blob = world.gather(tensors_to_bytes(loose) if loose else b"")[0]
     known = tensors_from_bytes(blob) if blob else {}
     known |= {name.removeprefix("optimizer/"): value for name, value in own.items()}
-    replica.updates.restore(list(replica.owned), put_together(own_states, known))
+    replica.updates.restore(replica.owned, put_together(own_states, known))
 
 
 def _restore_kept(replica: Replica, world: World, tensors: dict[str, Tensor], own: dict[str, Tensor]) -> None:

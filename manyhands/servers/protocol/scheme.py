@@ -10,10 +10,9 @@ from torch.optim import Optimizer
 
 from manyhands.comm.transports.arena import Arena
 from manyhands.errors import UsageError
-from manyhands.replica.layout import Layout, Span
+from manyhands.replica.layout import SPAN_BYTES, Layout, Span
 from manyhands.replica.optimizer.abilities import vector_states
 from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids, trained
-from manyhands.replica.replica import SPAN_BYTES
 from manyhands.replica.state.slice_of import TensorSlice
 from manyhands.servers.protocol.ownership import GROUP_BYTES, LOTS, SpanGroup, assign, share_out
 from manyhands.servers.protocol.parts import Held

@@ -10,7 +10,7 @@ from dataclasses import replace
 from manyhands.comm.transports.host import Host
 from manyhands.errors import UsageError
 from manyhands.replica.layout import Span
-from manyhands.replica.replica import Share
+from manyhands.replica.part import Share
 from manyhands.servers.worker.client import Servers
 
 

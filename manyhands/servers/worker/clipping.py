@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manyhands.replica.layout import Layout
+from manyhands.replica.optimizer.clipped_path import clip_factor, norm_of
 from manyhands.servers.protocol.messages import ScaleGradients
 from manyhands.servers.worker.server_connections import ServerConnections
 
@@ -44,8 +45,7 @@ class ClippedAlone(Unclipped):
             if is_used
         ]
         if norms:
-            norm = torch.linalg.vector_norm(torch.stack(norms))
-            grads.mul_(torch.clamp(self._limit / (norm + 1e-6), max=1.0))
+            grads.mul_(clip_factor(self._limit, norm_of(norms)))
 
 
 class ClippedTogether(Unclipped):
@@ -65,6 +65,6 @@ class ClippedTogether(Unclipped):
                 connections.hear(server)
         norm = math.sqrt(sum(connections.norms[server] for server in owners))
         connections.norms.clear()
-        factor = min(1.0, self._limit / (norm + 1e-6))
+        factor = clip_factor(self._limit, norm)
         for server in owners:
             connections.send(server, ScaleGradients(number=next(connections.numbers), factor=factor))

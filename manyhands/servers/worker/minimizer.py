@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from manyhands.replica.optimizer.abilities import settings_of
+from manyhands.replica.optimizer.clipped_path import clip_factor
 from manyhands.servers.protocol.messages import GRADIENT, PARAMS
 
 Terms = list[tuple[str, float]]
@@ -129,7 +130,7 @@ class Minimizer(LBFGS):
         factor = 1.0
         if self._clip_norm is not None:
             norm = math.sqrt(self._names.dot(GRADIENT, GRADIENT))
-            factor = min(1.0, self._clip_norm / (norm + 1e-6))
+            factor = clip_factor(self._clip_norm, norm)
         return RemoteVector(self._names, [(GRADIENT, factor)])
 
     def _add_grad(self, step_size: Any, update: RemoteVector) -> None:
