@@ -94,7 +94,7 @@ def _settle(engine: Engine, new: NewGeneration) -> None:
     world.host.end([rank for rank, number in enumerate(world.rank_info.members) if number in new.gone])
     used = engine.generation.used
     if used:
-        settle_data(engine, used.values())
+        engine.feed.settle(used.values())
     if engine.served:
         return  # the servers know
     if engine.replica.gated:
@@ -110,13 +110,6 @@ def _settle(engine: Engine, new: NewGeneration) -> None:
     elif transaction and new.in_step and _repair(engine, new) > progress.steps_here:
         transaction.complete()
     engine.transaction = None
-
-
-def settle_data(engine: Engine, used: list[int]) -> None:
-    """Where workers do not step together, the samples of each worker's own steps count."""
-    if engine.feed.data is not None:
-        engine.feed.note_progress(used)
-        engine.feed.commit()
 
 
 def _settle_host(engine: Engine, new: NewGeneration) -> None:

@@ -73,9 +73,8 @@ class Engine:
         self.strategy = strategies.parse(settings.strategy)
         self.traits = self.strategy.traits
         self.period = self.strategy.period
-        self.has_groups = (
-            type(self.strategy).who_meets is not strategies.Strategy.who_meets
-        )  # else all learn from all
+        # Otherwise all replicas learn from all in an exchange.
+        self.has_groups = type(self.strategy).who_meets is not strategies.Strategy.who_meets
         self.world = world
         self.placed = PlacedModel(settings.placement, world.rank_info.workers, settings.example)
         self.progress = Progress(seed=settings.seed, full=self.placed.mesh.feeds)

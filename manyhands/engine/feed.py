@@ -213,16 +213,22 @@ class Feed:
         """As above, once the step under way is made."""
         return self._assignments << _ASSIGNMENT_SHIFT | self.drawn
 
-    def note_progress(self, reached: Sequence[int]) -> None:
-        """How far each worker has come. A worker that has a later assignment has used all of this one."""
-        if self.assignment is None:
+    def settle(self, reached: Sequence[int]) -> None:
+        """Where workers do not step together, what the steps of each worker have used counts, as far as it has come. A
+        worker that has a later assignment has used all of this one."""
+        if self.data is None:
             return
+        if self.assignment is not None:
+            self.note(self._rounds(self.assignment, reached))
+        self.commit()
+
+    def _rounds(self, assignment: Assignment, reached: Sequence[int]) -> list[int]:
         rounds = []
         for worker, value in enumerate(reached):
             ahead = (value >> _ASSIGNMENT_SHIFT) - self._assignments
-            used = self.assignment.rounds(worker) if ahead > 0 else value & ((1 << _ASSIGNMENT_SHIFT) - 1)
+            used = assignment.rounds(worker) if ahead > 0 else value & ((1 << _ASSIGNMENT_SHIFT) - 1)
             rounds.append(0 if ahead < 0 else used)
-        self.note(rounds)
+        return rounds
 
     def commit(self, groups: Learners | None = None) -> None:
         """What all workers had used at the last exchange is safe; with `groups`, what those in them had."""

@@ -88,7 +88,7 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> None:
     replica, comm, servers = built
     if members.has_begun:
         if comm.servers:
-            _reconcile(engine, world, comm.servers, before)
+            _reconcile_servers(engine, world, comm.servers, before)
             _settle_data(engine, world, old, servers)
         _inherit(engine, world, old, members, built)
         _catch_up(engine, world, old, members, new)
@@ -117,7 +117,7 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
     if old is not None:
         old.let_go()
         if old.gated:
-            _level(engine, max(int(row[2]) for row in rows if row[0]))
+            _reconcile_hosts(engine, max(int(row[2]) for row in rows if row[0]))
     if world.rank_info.address:
         own = engine.replica_state is ReplicaState.WHOLE
         whole = [bool(row[0]) for row in world.exchange([float(own)])]
@@ -128,8 +128,8 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
     return _Members(have, whole, [row[1] for row in rows], [row[3] for row in rows])
 
 
-def _level(engine: Engine, last: int) -> None:
-    """What one host has committed counts: a worker that is behind commits the step too, and will take the
+def _reconcile_hosts(engine: Engine, last: int) -> None:
+    """What one host has committed counts on all hosts: a worker that is behind commits the step too, and takes the
     parameters from that host."""
     progress = engine.progress
     if progress.commits < last and engine.transaction:
@@ -140,8 +140,10 @@ def _level(engine: Engine, last: int) -> None:
     engine.transaction = None
 
 
-def _reconcile(engine: Engine, world: World, servers: ServerAccess, before: ServerAccess | None) -> None:
-    """The servers say whether the step that was under way counts."""
+def _reconcile_servers(
+    engine: Engine, world: World, servers: ServerAccess, before: ServerAccess | None
+) -> None:
+    """The servers decide whether the step that was under way counts."""
     made = before.made(engine.progress.steps_here) if before else 0
     counts = engine.transaction is not None and servers.made(0) > made
     if engine.transaction and counts:
@@ -156,9 +158,8 @@ def _settle_data(engine: Engine, world: World, old: Replica | None, servers: Ser
         return
     feed = engine.feed
     used = joining.used_by(servers, world, engine.world, feed.progress, was_here=old is not None)
-    if used and old is not None and feed.data is not None:
-        feed.note_progress(used)
-        feed.commit()
+    if used and old is not None:
+        feed.settle(used)
 
 
 def _inherit(engine: Engine, world: World, old: Replica | None, members: _Members, built: Built) -> None:
@@ -181,8 +182,9 @@ def _catch_up(
     feed, mesh = engine.feed, engine.placed.mesh
     source = members.source
     said = world.gather(msgspec.json.encode(capture(engine)) if world.rank == source else b"")[source]
-    held = _outstanding(engine, new) if old is not None else Outstanding()
-    all_held = [msgspec.json.decode(row, type=Outstanding) for row in world.gather(msgspec.json.encode(held))]
+    own = _outstanding(engine, new) if old is not None else Outstanding()
+    rows = world.gather(msgspec.json.encode(own))
+    outstanding = [msgspec.json.decode(row, type=Outstanding) for row in rows]
     snapshot = msgspec.json.decode(said, type=Snapshot)
     if old is None or engine.progress.calls < members.calls[source]:
         adopt(engine, snapshot, keeps=old is not None)
@@ -191,7 +193,7 @@ def _catch_up(
         # Other workers have drawn some of it already.
         feed.adopt(snapshot.feed, snapshot.progress["seed"], is_in_loop=False, keeps=True)
         engine.progress.begin_epoch()
-    feed.assign(mesh.feeds, all_held[:: mesh.copies], mesh.feed(world.rank))
+    feed.assign(mesh.feeds, outstanding[:: mesh.copies], mesh.feed(world.rank))
 
 
 def _outstanding(engine: Engine, new: NewGeneration | None) -> Outstanding:

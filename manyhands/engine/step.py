@@ -143,10 +143,11 @@ def _step_alone(engine: Engine, work: StepInput) -> float:
 
 def look_up(engine: Engine) -> None:
     """Where workers do not wait for each other: raise if this generation is over."""
-    if engine.member:
-        engine.member.check()
-        if engine.member.wants_change:
-            raise Regroup
+    member = engine.member
+    if member and member.is_over:
+        member.check()
+    if member and member.wants_change:
+        raise Regroup
 
 
 def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:

@@ -19,29 +19,29 @@ def committed(feed: Feed) -> int:
     return feed.ledger.tally()["once"]
 
 
-def test_progress_in_the_same_dealing_is_a_number_of_rounds() -> None:
+def test_progress_in_the_same_assignment_is_a_number_of_rounds() -> None:
     mine, other = begun(), begun()
     mine.used, other.used = 1, 2
-    mine.note_progress([mine.progress, other.progress])
+    mine.settle([mine.progress, other.progress])
     assert committed(mine) == 3 * 4
 
 
-def test_what_was_used_in_an_earlier_dealing_does_not_count_in_this_one() -> None:
+def test_what_was_used_in_an_earlier_assignment_does_not_count_in_this_one() -> None:
     mine, other = begun(epoch=1), begun()
     mine.used, other.used = 1, 3
-    mine.note_progress([mine.progress, other.progress])
+    mine.settle([mine.progress, other.progress])
     assert committed(mine) == 4
 
 
-def test_whoever_is_in_a_later_dealing_has_used_all_of_this_one() -> None:
+def test_a_worker_with_a_later_assignment_has_used_all_of_this_one() -> None:
     mine, other = begun(), begun(epoch=1)
     mine.used = 1
     assert other.progress > mine.progress
-    mine.note_progress([mine.progress, other.progress])
+    mine.settle([mine.progress, other.progress])
     assert committed(mine) == (1 + 3) * 4
 
 
-def test_what_is_in_hand_stays_there_round_by_round() -> None:
+def test_what_is_outstanding_stays_so_round_by_round() -> None:
     feed = begun()
     feed.drawn, feed.used = 2, 1
     outstanding = feed.outstanding(0)

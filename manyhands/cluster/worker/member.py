@@ -62,7 +62,8 @@ class Member:
         self.new_generation: NewGeneration | None = None
         self._state = _ToldState(generation=-1 if is_new else 0, new_generation=None, waits=False)
         self._is_leaving = False
-        self._over: tuple[int, ...] | None = None
+        self.is_over = False  # whether this generation has ended
+        self._gone: tuple[int, ...] = ()  # the members that it has lost
         self.steps = 0  # that this worker has committed; every beat says it
         self.wants_change = False  # whether this generation should end between two steps
         self._next: NewGeneration | None = None
@@ -85,8 +86,8 @@ class Member:
 
     def check(self) -> None:
         """While the worker waits for others: whether that is still of use."""
-        if self._over is not None:
-            names = ", ".join(f"worker {member} is gone" for member in self._over) or "others have left"
+        if self.is_over:
+            names = ", ".join(f"worker {member} is gone" for member in self._gone) or "others have left"
             raise PeerLost(f"worker {self.number} cannot go on: {names}")
 
     def ask_to_leave(self) -> None:
@@ -120,7 +121,7 @@ class Member:
                     raise PeerLost(f"this worker cannot join: {self._refusal}")
                 self._news.wait()
             self.new_generation = new_generation = self._next
-            self._over, self.wants_change = None, False
+            self.is_over = self.wants_change = False
             # From here on it is in that generation: if it fails to get into it, it wants the one after.
             self._say(
                 generation=new_generation.generation,
@@ -204,7 +205,7 @@ class Member:
             if isinstance(said, NewGeneration) and state.waits and said.generation > state.generation:
                 self._next = said
             elif isinstance(said, Over) and said.generation == state.generation and not state.waits:
-                self._over = said.gone
+                self._gone, self.is_over = said.gone, True
                 self.on_over()
             elif isinstance(said, Change) and said.generation == state.generation:
                 self.wants_change = True

@@ -1,12 +1,11 @@
-"""What one server has of the parameters, where servers come and go with their hosts: groups that it owns, and copies.
+"""What an elastic server has of the parameters: the groups that it owns, and copies of groups that others own.
 
-Primary and backup (Alsberg & Day 1976): a group's owner applies an update, sends the same gradient to the server that
-has the copy, and tells the workers when that one has applied it too. Both run the same optimizer on the same numbers,
-so owner and copy are the same bits after as many updates. Whatever a worker was told of is then on two hosts.
+Owner and backup of a group run the same optimizer on the same gradients (`backed_up_shard.py`), so both have the same
+bits after as many updates, and every update of which a worker was told is on two hosts.
 
-A generation begins with worker 0 asking every server what it has (`holds`). A server that lacks what it is to have gets
-it from one that has it (`content`, `take`). Where gradients are gathered, a step that some groups have and others have
-not is taken back (`go_back`): so each group is kept as it was before its last update.
+When a generation begins, worker 0 asks every server what it has. A server that lacks a group gets it from one that has
+it (`content`, `take`). Where servers gather gradients, a step may be in some groups and not in others. The servers take
+it back (`go_back`), so each keeps its groups as they were before the last update.
 """
 
 from collections import defaultdict
@@ -37,8 +36,10 @@ class _Before:
 
 
 class Backup:
-    """By group: its values and the optimizer's state, how many updates they have had, and how far each worker had come
-    with the last of its gradients in them."""
+    """By group: its values, the optimizer's state, its count of updates, and how far each worker was with its data.
+
+    With `goes_back` the server keeps each group as it was before its last update.
+    """
 
     def __init__(
         self,
@@ -61,18 +62,18 @@ class Backup:
         self._generation = 0
 
     def begin(self, group: int) -> None:
-        """A group's values have been put here."""
+        """Worker 0 has put a group's values here."""
         self.counts[group] = self.counts.get(group, 0)
         self._before.pop(group, None)
 
     def begin_generation(self, generation: int, *, follows: bool = True) -> None:
-        """What a server has that was left out of the one before is of no use."""
+        """A server that missed a generation (not `follows`) forgets what it has: the others have gone on."""
         if not follows:
             self.forget(list(self.counts))
         self._generation = generation
 
     def keep(self, groups: Collection[int]) -> None:
-        """These groups and no others."""
+        """Forget all groups but these."""
         self.forget([group for group in self.counts if group not in groups])
 
     def forget(self, groups: Iterable[int]) -> None:
@@ -96,7 +97,7 @@ class Backup:
         self._note_used(index, used, self._generation)
 
     def apply_as(self, settings: list[dict[str, list[float]]], *update: Any) -> None:
-        """The same for a copy: with the settings that the owner's optimizer had."""
+        """Make an update as the backup: with the settings that the owner's optimizer had."""
         own = named_numbers(self._optimizer)
         set_named_numbers(self._optimizer, settings)
         try:
@@ -120,8 +121,7 @@ class Backup:
         before.count = self.counts[group.index]
 
     def go_back(self, count: int) -> None:
-        """Every group as it was after so many updates, if it has had one more; one that came here as it is now is of no
-        use then."""
+        """Take back the update that a group has had beyond `count`; forget a group that came here with it."""
         for index in [index for index, had in self.counts.items() if had > count]:
             before, group = self._before.pop(index, None), self._groups[index]
             if before is None or before.count != count:
@@ -133,13 +133,13 @@ class Backup:
             self.counts[index] = count
 
     def content(self, index: int) -> bytes:
-        """All of a group, for another server."""
+        """Values and state of a group, for another server."""
         group = self._groups[index]
         vectors = {name: vector[group.slice] for name, vector in self.vectors.items()}
         return packing.pack({_VECTORS: vectors, **self.updates.export(group.spans)})
 
     def take(self, index: int, content: bytes, count: int, used: Mapping[int, int], used_in: int) -> None:
-        """All of a group, from another server, after so many updates."""
+        """Values and state of a group, from another server, after so many updates."""
         group, known = self._groups.get(index), states(content)
         vectors = known.pop(_VECTORS, {})
         if (

@@ -9,7 +9,7 @@ from manyhands.replica.layout import Span
 from manyhands.servers.process.handlers import Handler, Reply
 from manyhands.servers.protocol.messages import Pull, Put, Values
 from manyhands.servers.protocol.ownership import SpanGroup
-from manyhands.servers.protocol.rows import News, as_table, pack
+from manyhands.servers.protocol.rows import ChangedRows, as_table, pack
 
 
 class OwnedGroups:
@@ -29,7 +29,7 @@ class OwnedGroups:
         self.by_index = {group.index: group for group in groups}
         self.vectors = vectors
         self._versions = versions.numpy()
-        self._news = News(copies)
+        self._changed_rows = ChangedRows(copies)
         self.pull = Handler(self._pull, self._pull_bytes)
 
     @property
@@ -52,23 +52,23 @@ class OwnedGroups:
 
     def regroup(self, workers: Collection[int]) -> None:
         """Other workers come; if those before had copies, these have copies as well."""
-        self._news = News(workers if self._news.workers else ())
+        self._changed_rows = ChangedRows(workers if self._changed_rows.workers else ())
 
     def note_rows(self, index: int, numbers: Tensor | None) -> None:
         """An update changed these rows of a table; None: it may have changed any."""
-        self._news.note(index, numbers)
+        self._changed_rows.note(index, numbers)
 
     def put(self, message: Put, payload: Tensor | None) -> None:
         if payload is not None:
             self.vectors[message.vector][self.by_index[message.group].slice] = payload
-        self._news.note(message.group, None)
+        self._changed_rows.note(message.group, None)
 
     def values(self, worker: int, index: int, name: str = "params", *, whole: bool = False) -> Reply:
         """A group of a vector; if not `whole`, of a table of parameters only the rows that are news to the worker."""
         group, version = self.by_index[index], self.version(index)
         vector = self.vectors[name][group.slice]
         if group.table and name == "params":
-            numbers = self._news.tell(worker, index, group.table)
+            numbers = self._changed_rows.tell(worker, index, group.table)
             if numbers is not None and not whole:
                 values = Values(group=index, version=version, rows=pack(numbers))
                 return worker, values, as_table(vector, group.table)[numbers].view(-1)

@@ -1,4 +1,4 @@
-"""Vectors that a server keeps for an optimizer which runs elsewhere: its part of each, and what it does with them."""
+"""Vectors that a server keeps for an optimizer that runs on a worker: the server has its part of each."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +13,8 @@ from manyhands.servers.protocol.messages import BEFORE, GRADIENT, PARAMS
 class Vectors:
     """By name, the parts that this server owns, one for each group; at first only those of the parameters.
 
-    The parameters lie where the workers look for them, and those before the step, given `before`, where another server
-    finds them, should this one die.
+    The parameters lie where the workers read them; the parameters before a step lie in `before`, if given, where a
+    server that takes over finds them.
     """
 
     def __init__(self, params: Mapping[int, Tensor], before: Mapping[int, Tensor] | None = None) -> None:
@@ -25,7 +25,7 @@ class Vectors:
         self._parts = {PARAMS: self._homes[PARAMS]}
 
     def add(self, group: int, gradient: Tensor) -> None:
-        """Add to the gradient of the evaluation that is under way."""
+        """Add a worker's gradient to that of the evaluation."""
         self._found(GRADIENT)[self._order[group]].add_(gradient)
 
     def combine(self, name: str, terms: Sequence[tuple[str, float]]) -> None:
@@ -47,7 +47,7 @@ class Vectors:
         self._parts[name] = home or made
 
     def _start(self, name: str, first: str, factor: float) -> list[Tensor]:
-        """The first term: what changes a little is changed in place."""
+        """The first term, in place if the vector only gets something added."""
         parts = self._found(first)
         return parts if name == first and factor == 1 else [part * factor for part in parts]
 
@@ -57,11 +57,11 @@ class Vectors:
                 self._parts.pop(name, None)
 
     def recall(self, name: str) -> None:
-        """A vector that another server has left where it lies."""
+        """Use a vector that a dead server has left."""
         self._parts[name] = self._homes[name]
 
     def begin_anew(self, *, takes_back: bool) -> None:
-        """Only the parameters are left; those before a step that is not over, if it is taken back."""
+        """Forget all vectors but the parameters; with `takes_back` these become what they were before the step."""
         if takes_back and BEFORE in self._parts:
             self.combine(PARAMS, [(BEFORE, 1.0)])
         self._parts = {PARAMS: self._parts[PARAMS]}

@@ -1,8 +1,8 @@
-"""What is written down in the memory of a host so that a new process can go on as a server that has died.
+"""What a server writes down in its host's memory so that a new process can take over when it dies.
 
 Parameters, the optimizer's vectors and the workers' gradients lie in that memory anyway. Workers note there what they
-push (`PushNotes`); a server what it is about to apply, how far it has come with it, and the numbers of its optimizer
-(`WriteAheadLog`). A new server puts back the span that the dead one was changing, finishes what was begun, and serves.
+push (`PushNotes`). The server notes what it is about to apply, how far it has come, and its optimizer's settings. A new
+server repairs the span that the dead one was changing, finishes the updates that it had begun, and serves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,16 @@ from manyhands.servers.transport.host_memory import HostMemory
 
 MOST_NOTED = 62  # workers: one bit of a word for each
 
+# Words of the log. A server writes each after what it stands for.
+_BEGUN, _ROUNDS, _GENERATION = 0, 1, 2
+_PLANNED, _FINISHED = 3, 4  # serial numbers of plans
+_PLAN_ROUNDS, _PLAN_GROUP, _PLAN_WORKERS = 5, 6, 7
+_KEEPS_BEFORE = 8  # the round whose parameters before the step are kept
+_WORDS = 9
+
 
 class WriteAheadLog:
-    """One server's; all servers of the host ask for their memory in the same order."""
+    """The log of one server; all servers of a host allocate their logs in the same order."""
 
     def __init__(
         self,
@@ -42,94 +49,89 @@ class WriteAheadLog:
         count = max(1, len(hyper_parameters(optimizer)))
         self._settings = memory.allocate(servers * count, torch.float64).view(servers, count)[server].numpy()
         self._factor = memory.allocate(servers, torch.float64)[server : server + 1].numpy()
-        self._words = memory.allocate(servers * 9, torch.int64).view(servers, 9)[server].numpy()
-        # Parameters as they were, where a step can be taken back.
+        self._words = memory.allocate(servers * _WORDS, torch.int64).view(servers, _WORDS)[server].numpy()
+        # Parameters before a step that a worker may take back.
         self.before = memory.allocate(layout.length, vectors[0].dtype)
-
-    # By name, the words: each is written after what it stands for.
 
     @property
     def has_begun(self) -> bool:
-        return bool(self._words[0])
+        return bool(self._words[_BEGUN])
 
     @property
     def rounds(self) -> int:
         """Steps that were gathered from all workers and applied."""
-        return int(self._words[1])
-
-    @rounds.setter
-    def rounds(self, value: int) -> None:
-        self._words[1] = value
+        return int(self._words[_ROUNDS])
 
     @property
     def generation(self) -> int:
-        """Of the workers that were served last."""
-        return int(self._words[2])
+        """Of the workers that the server served last."""
+        return int(self._words[_GENERATION])
 
     @generation.setter
     def generation(self, value: int) -> None:
-        self._words[2] = value
+        self._words[_GENERATION] = value
 
     def begin(self) -> None:
         self.note_settings()
-        self._words[0] = 1
+        self._words[_BEGUN] = 1
 
     def note_settings(self) -> None:
         values = hyper_parameters(self._optimizer)
         self._settings[: len(values)] = values
 
     def plan(self, *, rounds: int, workers: Iterable[int], group: int, factor: float) -> None:
-        """About to apply all groups of a round of some workers, or one worker's push of one group."""
+        """The server is about to apply a round of these workers, or (`group` ≥ 0) one worker's push of one group."""
         self._factor[0] = factor
-        self._words[5], self._words[6], self._words[7] = rounds, group, sum(1 << one for one in workers)
-        self._words[3] = self._words[4] + 1
+        self._words[_PLAN_ROUNDS], self._words[_PLAN_GROUP] = rounds, group
+        self._words[_PLAN_WORKERS] = sum(1 << worker for worker in workers)
+        self._words[_PLANNED] = self._words[_FINISHED] + 1
 
     def finish(self, rounds: int) -> None:
-        """What was planned is applied."""
-        self._words[1] = rounds
-        self._words[4] = self._words[3]
+        """The server has applied its plan."""
+        self._words[_ROUNDS] = rounds
+        self._words[_FINISHED] = self._words[_PLANNED]
 
     def pass_over(self, rounds: int) -> None:
-        """There is nothing to apply in a round."""
+        """A round has nothing to apply."""
         self._factor[0] = 1.0
-        self._words[1] = rounds
+        self._words[_ROUNDS] = rounds
 
     def note_before(self) -> None:
-        """The parameters from before the step that is under way are kept."""
-        self._words[8] = self._words[1] + 1
+        """`before` has the parameters from before the step that is under way."""
+        self._words[_KEEPS_BEFORE] = self._words[_ROUNDS] + 1
 
     @property
     def keeps_before(self) -> bool:
-        """Whether they are, until the step is over."""
-        return bool(self._words[8] == self._words[1] + 1)
+        """Whether `before` has them; only until the step is over."""
+        return bool(self._words[_KEEPS_BEFORE] == self._words[_ROUNDS] + 1)
 
     @property
     def planned(self) -> tuple[int, int, list[int]] | None:
-        """What a server was about to apply when it died: rounds, group, workers."""
-        if self._words[3] == self._words[4]:
+        """The plan that a dead server did not finish: rounds, group, workers."""
+        if self._words[_PLANNED] == self._words[_FINISHED]:
             return None
-        workers = [one for one in range(MOST_NOTED) if int(self._words[7]) >> one & 1]
-        return int(self._words[5]), int(self._words[6]), workers
+        workers = [one for one in range(MOST_NOTED) if int(self._words[_PLAN_WORKERS]) >> one & 1]
+        return int(self._words[_PLAN_ROUNDS]), int(self._words[_PLAN_GROUP]), workers
 
     @property
     def factor(self) -> float:
-        """By what the gradients that are planned, or were applied last, are to be multiplied."""
+        """By what the server multiplies the gradients of its last plan."""
         return float(self._factor[0])
 
     def has(self, span: Span) -> bool:
-        """Whether what is planned is in this span already."""
-        return self._undo_log.has(span, int(self._words[3]))
+        """Whether the plan is applied to this span."""
+        return self._undo_log.has(span, int(self._words[_PLANNED]))
 
     def note(self, span: Span) -> None:
-        """What is planned counts as applied to a span: if this server dies in the middle of it, that stays as it is."""
-        self._undo_log.end(span, int(self._words[3]))
+        """Count the plan as applied to a span: if the server dies in the middle, the span stays half changed."""
+        self._undo_log.end(span, int(self._words[_PLANNED]))
 
     def update(self, updates: Updates, span: Span, gradient: Tensor, skipped: frozenset[int]) -> None:
-        """Apply what is planned to a span."""
-        self._undo_log.update(updates, span, gradient, skipped, int(self._words[3]))
+        """Apply the plan to a span."""
+        self._undo_log.update(updates, span, gradient, skipped, int(self._words[_PLANNED]))
 
     def take_over(self, updates: Updates) -> None:
-        """The optimizer's settings of the dead server; and put back, or finish, what it was changing."""
+        """Take over the dead server's settings, and put back or finish the span that it was changing."""
         count = len(hyper_parameters(self._optimizer))
         set_hyper_parameters(self._optimizer, self._settings[:count].tolist())
-        self._undo_log.repair(updates, self._server, int(self._words[3]))
+        self._undo_log.repair(updates, self._server, int(self._words[_PLANNED]))

@@ -2,11 +2,12 @@
 
 sync    the gradients of all workers are added up, then one update: x ← x − η Σ g_i, one big batch
 async   each gradient is applied as it comes (Dean et al. 2012, Downpour)
-stale   as async, but nobody computes on parameters that lack a step which all should have made `bound` steps ago
+stale   as async, but no worker computes on parameters that lack a step of any worker from over `bound` steps ago
         (stale synchronous parallel: Ho et al. 2013; Petuum, Xing et al. 2015)
 teams   sync inside a team of workers, async or stale between teams (worker groups of SINGA: Ooi et al. 2015)
 
-`sync` is not `stale` with a bound of 0: that one also waits for everybody, but makes n small updates instead of one.
+`sync` is not `stale` with a bound of 0: with that, too, a worker waits for all others, but
+the server makes n small updates instead of one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,14 +19,14 @@ class Consistency:
     """What distinguishes the consistencies."""
 
     gathers: bool = False
-    """Whether the gradients that the workers of a team have in a step are put together before one update."""
+    """Whether the server adds up the gradients of all workers of a team before it makes one update."""
     bound: int | None = None
     """How many steps a worker may be ahead of the slowest; None for any number."""
     teams: int = 1
-    """Of how many teams of equal size, workers that follow each other, gradients are gathered."""
+    """The number of teams; each has equally many workers, with consecutive numbers."""
     fetches: bool = False
-    """Whether workers compute on copies of their own, which they fetch when they like; otherwise every push is
-    answered with the parameters, and on one host there is nothing to fetch."""
+    """Whether workers compute on copies of their own and fetch parameters when they like; otherwise the server answers
+    every push with the parameters, and workers of its host read its memory."""
 
     server_groups: int = 1
     """How many server groups there are, each with all parameters and with `teams` of its own."""
@@ -61,8 +62,8 @@ class Due:
 class Clocks:
     """What one server knows of the workers: their steps, and which gradients wait for others.
 
-    Steps count from the last time that all workers had paused. A worker that is out of data leaves, and nobody waits
-    for it; once all have left, everyone is back, at step 0.
+    Steps count from the last time that all workers had paused. A worker that is out of data leaves, and no worker waits
+    for it; once all have left, all are back, at step 0.
 
     With `in_place`, workers compute on the very memory that an update changes: gathered gradients are then not due
     before all workers have finished the step, since a backward pass may still read what the update would change.
@@ -74,7 +75,9 @@ class Clocks:
         self._in_place = in_place
         self.rounds = 0  # steps that were gathered from all
         self.generation = 0  # of the workers
-        self._gathered: dict[tuple[int, int], set[int]] = {}  # by team and group: who has pushed
+        self._gathered: dict[
+            tuple[int, int], set[int]
+        ] = {}  # by team and group: the workers that have pushed
         self._begin()
 
     def _begin(self) -> None:
@@ -83,7 +86,7 @@ class Clocks:
         self._left: set[int] = set()
 
     def team(self, worker: int) -> int:
-        """Whose gradients are put together with this worker's; without gathering it is one by itself."""
+        """The team of a worker; without gathering each worker is a team by itself."""
         if not self.rule.gathers:
             return worker
         return self._workers.index(worker) * self.rule.teams // len(self._workers)
@@ -129,7 +132,7 @@ class Clocks:
         return list(self._complete(team))
 
     def begun(self) -> list[Due]:
-        """What has been pushed of a step that not all have finished, by those who have pushed it."""
+        """The pushed groups of a step that not all workers have finished, with the workers that pushed them."""
         return [Due(group, tuple(sorted(workers))) for (_, group), workers in sorted(self._gathered.items())]
 
     def regrouped(self, workers: Iterable[int], generation: int) -> "Clocks":
@@ -143,19 +146,19 @@ class Clocks:
         return self._workers
 
     def leave(self, worker: int) -> list[Due]:
-        """A worker has nothing more to give until all pause; what waited only for it is due now."""
+        """A worker is out of data until all pause; updates that waited only for it are due now."""
         self._left.add(worker)
         if len(self._left) < len(self._workers):
             team = self.team(worker)
             return list(self._complete(team)) if not self._in_place or self._is_round_over(team) else []
-        # With nobody left to wait for, what is gathered is all there will be.
+        # No worker is left to wait for, so no more gradients will come.
         due = [Due(group, tuple(sorted(workers))) for (_, group), workers in sorted(self._gathered.items())]
         self._gathered.clear()
         self._begin()
         return due
 
     def is_between_steps(self, team: int) -> bool:
-        """Whether everyone of a team who has not left has ended the same step."""
+        """Whether all workers of a team that have not left have ended the same step."""
         return len({self._steps[worker] for worker in self._active(team)}) == 1 and self._is_round_over(team)
 
     def may_read(self, step: float) -> bool:
@@ -165,7 +168,7 @@ class Clocks:
         return from_all or self.rule.bound is None or self.floor >= step - self.rule.bound
 
     def _active(self, team: int | None = None) -> Iterator[int]:
-        """Who has not left, of all workers or of a team."""
+        """The workers that have not left, of all or of one team."""
         for worker in self._workers:
             if worker not in self._left and team in (None, self.team(worker)):
                 yield worker
@@ -174,7 +177,7 @@ class Clocks:
         return not any(self._pushed[worker] for worker in self._active(team))
 
     def _complete(self, team: int) -> Iterator[Due]:
-        """Groups for which everyone of the team has pushed."""
+        """Groups for which all workers of the team have pushed."""
         active = set(self._active(team))
         for key in [key for key, pushed in self._gathered.items() if key[0] == team and pushed >= active]:
             yield Due(key[1], tuple(sorted(self._gathered.pop(key))))

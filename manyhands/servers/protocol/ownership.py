@@ -14,7 +14,7 @@ from math import prod
 from manyhands.replica.layout import Layout, Place, Span
 
 GROUP_BYTES = 4 << 20
-LOTS = 12  # where servers come and go: groups are cut as if there were so many, whoever is there
+LOTS = 12  # elastic servers: groups are cut for so many servers, however many there are
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Servers of replicas that are in parts: each part has servers of its own, and workers tell them which part it is.
 
-Servers have the whole model and nobody to divide it with. So the first worker that has a part writes down which tensors
-are in it, at a place that all know: in the host's memory, or, where there are several hosts, where they meet.
+A server has the whole model and does not know how workers divide it. So the first worker that has a part writes down
+which tensors are in it: in the host's memory or, where there are several hosts, in the run's store.
 """
 
 import struct

@@ -1,7 +1,7 @@
-"""Rows of tables, such as an embedding's: only those travel that a step has touched.
+"""Rows of tables, such as an embedding's: only the rows that a step has touched travel.
 
-With a gradient go the numbers of its rows. A server remembers for each worker which rows were changed, by whoever's
-update, since the worker was last told, and answers with those: the worker has what the whole table would have given it.
+A worker sends the numbers of the rows with their gradients. The server remembers for each worker which rows any update
+has changed since its last answer, and sends only those: the worker then has the whole table as it is.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ def as_table(vector: Tensor, table: Table) -> Tensor:
 
 
 def touched(vector: Tensor, table: Table) -> Tensor:
-    """The numbers of the rows that are not zero, where nobody has kept count."""
+    """The numbers of the rows that are not zero, where the worker has not sent them."""
     return as_table(vector, table).any(1).nonzero().flatten()
 
 
@@ -55,7 +55,7 @@ def unpack(content: bytes, table: Table | None) -> Tensor:
     return numbers
 
 
-class News:
+class ChangedRows:
     """Which rows of each table have changed since each worker that has a copy of it was last told."""
 
     def __init__(self, workers: Collection[int]) -> None:

@@ -22,7 +22,7 @@ from manyhands.servers.transport.host_memory import HostMemory, Sizes
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """The same on everyone who builds the same model and the same optimizer."""
+    """The same in every process that builds the same model and the same optimizer."""
 
     layout: Layout
     groups: tuple[SpanGroup, ...]
