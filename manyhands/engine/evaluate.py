@@ -37,7 +37,7 @@ def measure(
         weight = samples if is_own and placed.counts else 0
         count += weight
         for name, one in measures.items():
-            sums[name] += part.judge(one, batch, samples) * weight
+            sums[name] += part.evaluate(one, batch, samples) * weight
     rows = engine.world.exchange([float(count), *sums.values()])
     total = sum(row[0] for row in rows)
     return {name: sum(row[1 + i] for row in rows) / total for i, name in enumerate(measures)}

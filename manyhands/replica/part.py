@@ -88,14 +88,14 @@ class Part:
                 count += samples
         return value, count
 
-    def judge(self, measure: Loss, batch: Any, samples: int) -> float:
+    def evaluate(self, measure: Loss, batch: Any, samples: int) -> float:
         """A measure of the model on a batch, without gradients; the same on all workers of the replica."""
         return float(measure(self.model, batch))
 
     def score(self, batches: Iterable[tuple[Any, int]]) -> float:
         """The loss summed over the samples that the replica has at hand, without gradients; the same on all its
         workers."""
-        return sum(self.judge(self.loss, batch, samples) * samples for batch, samples in batches)
+        return sum(self.evaluate(self.loss, batch, samples) * samples for batch, samples in batches)
 
     # What the parts of a replica have in common
 

@@ -111,3 +111,16 @@ def test_the_architecture_is_read_in_fifteen_minutes() -> None:
     assert text.count("\n") < MOST_LINES
     drawings = re.findall(r"^```text$", text, re.MULTILINE)
     assert len(drawings) == 5, "one of each process and one of the step"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name, as GitHub makes it from headings."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", page.read_text()):
+        other = page.parent / target if target else page
+        assert anchor in anchors(other), f"{page.name} links to {target}#{anchor}"

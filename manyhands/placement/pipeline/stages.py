@@ -89,7 +89,7 @@ class Stages(ModelParallelPart):
             run.take(action.kind, action.chunk, action.micro)
         return self._everywhere(run.loss), sum(count for _, count, _ in micros)
 
-    def judge(self, measure: Loss, batch: Any, samples: int) -> float:
+    def evaluate(self, measure: Loss, batch: Any, samples: int) -> float:
         micros = [(micro, count, samples) for micro, count in microbatches(batch, samples, self._micros)]
         run = _Run(self, micros, lambda: float(samples), lambda is_last: nullcontext(), measure)
         for chunk in range(self._chunks):

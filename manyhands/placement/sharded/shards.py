@@ -114,8 +114,8 @@ class Shards(ModelParallelPart):
             self._deliver(index, self._added.pop(index))
         return value, sum(samples for _, samples in parts)
 
-    def judge(self, measure: Loss, batch: Any, samples: int) -> float:
-        value = super().judge(measure, batch, samples)
+    def evaluate(self, measure: Loss, batch: Any, samples: int) -> float:
+        value = super().evaluate(measure, batch, samples)
         self._give_up_all()
         self._take_part(NOTHING)
         return value
@@ -124,7 +124,7 @@ class Shards(ModelParallelPart):
         """Each worker has samples of its own, and some may have none."""
         total = 0.0
         for batch, samples in batches:
-            total += super().judge(self.loss, batch, samples) * samples
+            total += super().evaluate(self.loss, batch, samples) * samples
             self._give_up_all()
         self._take_part(NOTHING)
         return sum(theirs for (theirs,) in self.groups.model_parallel.exchange([total]))
