@@ -44,7 +44,7 @@ class ADPSGD(Strategy):
     def step(self, replica: OpenReplica, comm: BackgroundComm, share: Share) -> float:
         loss = replica.backward(share)
         neighbours = replica.neighbours
-        if replica.steps % self.every == 0:
+        if (replica.steps - 1) % self.every == 0:  # what this worker learned before this step is averaged
             if neighbours.size > 1:
                 draw = random.Random(replica.steps * neighbours.size + neighbours.index)
                 ahead = draw.randrange(1, neighbours.size)

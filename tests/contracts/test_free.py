@@ -19,7 +19,9 @@ from manyhands import strategies
 from manyhands.cluster.worker.world import World
 from manyhands.comm.transports.locks import Locks
 from manyhands.engine.session import Session
+from manyhands.engine.step import exchanges
 from manyhands.errors import UsageError
+from manyhands.replica.neighbours import Neighbours
 from manyhands.strategies import Asked
 from manyhands.strategies.partners import partner
 from tests.contracts.test_averaging import assert_same, simulated, trained
@@ -220,6 +222,32 @@ def test_gossip_is_the_mean_of_each_pair(workers: int) -> None:
         return [(xs[rank] + xs[partner(rank, workers, step // 2)]) / 2 for rank in range(workers)]
 
     assert_same(trained(workers, "gossip:every=2"), simulated(workers, meet))
+
+
+def test_ad_psgd_averages_in_the_steps_that_make_samples_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    averaged: list[tuple[int, int]] = []  # worker, steps that it had made before
+    steps_of: dict[int, int] = {}
+    average = Neighbours.average_with
+
+    def averaging(self: Neighbours, peer: int) -> None:
+        averaged.append((self.index, steps_of[self.index]))
+        average(self, peer)
+
+    monkeypatch.setattr(Neighbours, "average_with", averaging)
+    strategy = strategies.parse("ad-psgd:every=3")
+
+    def work(world: World) -> None:
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with session_of(net, optimizer, loss, world=world, strategy="ad-psgd:every=3") as session:
+            for step, batches in enumerate(make_steps(2, lambda step, rank: [2]) * 3):
+                steps_of[world.rank] = step
+                session.step(*batches[world.rank])
+
+    in_threads(2, work)
+    assert {worker for worker, _ in averaged} == {0, 1}
+    for _, steps in averaged:
+        assert exchanges(steps, strategy.period, late=strategy.traits.late), steps
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
