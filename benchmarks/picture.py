@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-WIDTH, LEFT, RIGHT = 760, 250, 140
+WIDTH, LEFT, RIGHT = 800, 290, 140
 ROW, TOP, BOTTOM = 34, 44, 28
 STYLE = """text { font: 14px sans-serif; fill: #24292f }
   .title { font-weight: bold }

@@ -43,7 +43,7 @@ class ServerAccess(Protocol):
     def wait(self) -> None:
         """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
 
-    def held(self, share: Any) -> Any:
+    def begin(self, share: Any) -> Any:
         """The share of a step that is to be pushed; its backward pass waits until the last push was applied."""
 
     def push(self, span: Any) -> None:

@@ -9,7 +9,8 @@ from manyhands.comm.transports.host import Host
 class BarrierGroup:
     """All workers of a host, of which some have this part of the model; `own[i]` is where the i-th of those stands.
 
-    No part is updated before everyone has all gradients: so the step counts for all parts or for none, whoever dies.
+    No worker updates its part before all workers have all gradients: so the step counts for all parts or for none,
+    whichever worker dies.
     """
 
     host: Host

@@ -41,7 +41,7 @@ class Alone:
         return torch.zeros(length, dtype=dtype)
 
     def progress(self) -> StepCounter:
-        raise UsageError("a worker that is alone has nobody to wait for")
+        raise UsageError("a worker that is alone has no other worker to wait for")
 
     def barrier(self) -> None:
         pass

@@ -14,7 +14,7 @@ CHUNK = 1 << 16  # elements: two of these and their mean stay in a core's cache
 
 
 class Neighbours:
-    """The parameters of all workers of a host; whoever changes some holds the locks of their workers."""
+    """The parameters of all workers of a host; a worker that changes some holds their locks."""
 
     def __init__(self, host: Host) -> None:
         self.ranks = host.ranks
@@ -42,12 +42,12 @@ class Neighbours:
 
     @contextmanager
     def held_off(self) -> Iterator[None]:
-        """While nobody else may change this worker's parameters."""
+        """While no other worker may change this worker's parameters."""
         with self._locks.held(self.index):
             yield
 
     def close(self) -> None:
-        """Give the memory back; nobody looks at it any more."""
+        """Give the memory back, which no worker reads any more."""
         self._locks.close()
         self._host.barrier()
         if self.index == 0:

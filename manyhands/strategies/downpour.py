@@ -32,7 +32,7 @@ class Unpushed:
 
 @dataclass(frozen=True, kw_only=True)
 class Downpour(Served):
-    """Fetch parameters every `fetch` steps, push gradients every `push`, wait for nobody (Dean et al. 2012)."""
+    """Fetch parameters every `fetch` steps, push gradients every `push`, wait for no worker (Dean et al. 2012)."""
 
     fetch: int = 1
     push: int = 1
@@ -48,7 +48,7 @@ class Downpour(Served):
         if replica.steps % self.fetch == 0:
             servers.settle()
             servers.pull(whole=self.fetch > 1)  # between fetches this worker changes its copy
-        loss = replica.backward(servers.held(share), on_ready=servers.push if self.push == 1 else None)
+        loss = replica.backward(servers.begin(share), on_ready=servers.push if self.push == 1 else None)
         if self.push == 1:
             servers.finish()
         if self.fetch > 1:
@@ -65,11 +65,11 @@ class Downpour(Served):
         accrued[:length].add_(replica.grads)
         accrued[length:].add_(replica.used)
         if replica.steps % self.push == 0:
-            servers.give(accrued[:length], accrued[length:])
+            servers.push_gradient(accrued[:length], accrued[length:])
         state.accrued = None if replica.steps % self.push == 0 else accrued
 
     def leave(self, replica: Descending, servers: DirectServers) -> None:
         state, length = replica.keep(Unpushed), len(replica.params)
         if state.accrued is not None:
-            servers.give(state.accrued[:length], state.accrued[length:])
+            servers.push_gradient(state.accrued[:length], state.accrued[length:])
             state.accrued = None

@@ -61,7 +61,7 @@ class ServersView(Protocol):
     """The servers that own the parameters."""
 
     def wait(self) -> None: ...  # until the parameters here are as fresh as the consistency wants them
-    def held(self, share: Share) -> Share: ...  # its backward pass waits until the last push is applied
+    def begin(self, share: Share) -> Share: ...  # its backward pass waits until the last push is applied
     def push(self, span: Span) -> None: ...  # for `on_ready`
     def finish(self) -> None: ...  # all gradients of this step are pushed
     def settle(self) -> None: ...  # return when the servers have applied all that this worker has pushed

@@ -63,6 +63,6 @@ class ParameterServer(Served):
 
     def step(self, replica: ReplicaView, servers: ServersView, share: Share) -> float:
         servers.wait()
-        loss = replica.backward(servers.held(share), on_ready=servers.push)
+        loss = replica.backward(servers.begin(share), on_ready=servers.push)
         servers.finish()
         return loss

@@ -45,14 +45,14 @@ class Sandblaster(Served):
             return losses[-1]
 
         def coordinate() -> float:
-            servers.offer(len(portions))
+            servers.begin_evaluation(len(portions))
             servers.comm.sum_of(AGAIN)
             return evaluate()
 
         if servers.comm.rank == 0:
             if portions:
                 servers.minimize(coordinate)
-            servers.offer(0)  # all that was asked of the servers is done
+            servers.begin_evaluation(0)  # all that was asked of the servers is done
             servers.comm.sum_of(ENOUGH)
         else:
             while servers.comm.sum_of(0.0) == AGAIN:
@@ -65,14 +65,14 @@ class Sandblaster(Served):
 
         def mine() -> Iterator[Portion]:
             nonlocal taken
-            while (index := servers.take()) is not None:
+            while (index := servers.next_portion()) is not None:
                 taken += portions[index][1]
                 yield portions[index]
 
         servers.pull()
         loss = replica.backward(replace(share, parts=mine()))
         if taken:
-            servers.add()
+            servers.add_gradient()
         return servers.comm.sum_of(loss * taken / share.total() if taken else 0.0)
 
     def agree(self, replica: ReplicaView, servers: Coordinated) -> None:

@@ -26,7 +26,7 @@ RETIRED = (
 )
 # A sentence about processes names one.
 NO_PROCESS = r"whoever|nobody|everybody|anyone|someone|somebody"
-NAMED_IN = ("checkpoint", "comm", "data", "job", "lab", "models", "placement", "telemetry")
+NAMED_IN = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0].isalpha())
 
 # What the page on adding a strategy adds, and what benchmarks leave.
 IMAGINED = {"manyhands/strategies/averaging.py", "averaging.py", "benchmarks/raw"}

@@ -1,7 +1,7 @@
 """Gradients of large linear layers, kept as the factors they are made of.
 
 A linear layer y = W x has the gradient  dW = Σ dyᵀ x  over the rows of a batch: two thin matrices say the same as the
-large one. Workers of a host put their factors where all see them, and whoever owns some rows of W makes the sum over
+large one. Workers of a host put their factors where all see them, and the owner of some rows of W makes the sum over
 all workers of just these rows, while they are in its cache, right before it updates them. The large matrix is
 never written, nor added up (sufficient factors: Xie et al. 2014; Poseidon, Zhang et al. 2017).
 """
@@ -152,7 +152,7 @@ def _operands(
 
 def _is_plain(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """An ordinary product on the way to a gradient: no mixed precision, no function transforms, nothing that will be
-    computed again on the way back (checkpointing), where nobody watches."""
+    computed again on the way back (checkpointing), unwatched."""
     return (
         weight.requires_grad
         and torch.is_grad_enabled()

@@ -64,12 +64,12 @@ class Tables:
         self._fill(block, rows.indices()[0], rows.values())
 
     def touched(self, span: Span) -> Tensor | None:
-        """The rows of a block that have a gradient, ascending; None where nobody has kept count."""
+        """The rows of a block that have a gradient, ascending; None where they were not counted."""
         block = self._blocks.get(span.index)
         return None if block is None else block.touched
 
     def forget(self) -> None:
-        """Someone has written to the vector."""
+        """The vector was written to from outside."""
         for block in self._blocks.values():
             block.touched = None
 

@@ -61,7 +61,7 @@ def twin(optimizer: Optimizer) -> Optimizer:
 
 
 def is_watched(optimizer: Optimizer) -> bool:
-    """Whether someone wants to see `step` called on the original: hooks, or a scheduler that replaced the method."""
+    """Whether hooks, or a scheduler that replaced the method, want to see `step` called on the original."""
     state = vars(optimizer)
     return "step" in state or any(state.get(name) for name in _HOOKS)
 
@@ -133,6 +133,6 @@ def _try(trial: Optimizer, group: Mapping[str, Any], toy: Tensor, gradient: Tens
     """A step of a twin on one small tensor."""
     toy.grad = gradient
     trial.param_groups = [{**settings_of(group), "params": [toy]}]
-    # Not checked by default either; torch warns where nobody has said so.
+    # Not checked by default either; torch warns where the program has not said so.
     with torch.no_grad(), torch.sparse.check_sparse_tensor_invariants(False):
         bare_step(trial)(trial)

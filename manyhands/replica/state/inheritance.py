@@ -29,11 +29,11 @@ from manyhands.replica.state.transcoding import (
 def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, have: Sequence[bool]) -> None:
     """Take over what `old` was, or, where there is none, what the first worker that has something has.
 
-    Whoever shares a replica with others gets all from them, or, where none of its host has it, from another host;
-    whoever has one of its own goes on with its own.
+    A worker that shares a replica gets all from the others of its host, or, where none of them has it, from another
+    host; a worker with its own replica goes on with that.
     """
     source = list(have).index(True)
-    is_new, anyone_new = old is None, not all(have)
+    is_new, some_new = old is None, not all(have)
     vectors = [replica.params, replica.constants, *replica.updates.vectors.values()]
     if old is not None and (replica.leads or not replica.is_shared):
         for name, vector in replica.updates.vectors.items():
@@ -44,16 +44,16 @@ def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, hav
             for vector in vectors:
                 from_first(vector, replica, comm, host)
         world.host.barrier()
-    elif anyone_new:
+    elif some_new:
         for vector in vectors:
             _take(vector, world, source, is_new)
-    if anyone_new:
+    if some_new:
         for buffer in replica.part.buffers():
             _take(buffer, world, source, is_new)
         if replica.needs_closure:
             replica.optimizer.state.clear()  # a history that not all have would lead them apart
     _inherit_states(replica, old, world, source)
-    _inherit_kept(replica, old, world, source, anyone_new)
+    _inherit_kept(replica, old, world, source, some_new)
 
 
 def _take(vector: Tensor, world: World, source: int, is_new: bool) -> None:
@@ -125,19 +125,19 @@ def _fill_in(states: States, loose: dict[str, Tensor], replica: Replica, steps: 
                 del states[place.name][name]
 
 
-def _inherit_kept(replica: Replica, old: Replica | None, world: World, source: int, anyone_new: bool) -> None:
-    """What the strategy keeps is each worker's own; the new ones begin with someone else's."""
+def _inherit_kept(replica: Replica, old: Replica | None, world: World, source: int, some_new: bool) -> None:
+    """What the strategy keeps is each worker's own; new workers begin with that of another."""
     if old is not None:
         replica.kept.update(old.kept)
         replica.eval_batch = old.eval_batch
-    if anyone_new:
+    if some_new:
         kept = {name: value.contiguous() for name, value in replica.kept.items()}
         blob = world.gather(tensors_to_bytes(kept) if kept and world.rank == source else b"")[source]
         if old is None and blob:
             replica.kept.update(tensors_from_bytes(blob))
     steps = [int(row[0]) for row in world.exchange([float(old.steps if old else 0)])]
     if replica.steps_together:
-        replica.steps = max(steps)  # not all need have got out of the last one before somebody died
+        replica.steps = max(steps)  # a worker may have died before all had got out of the last one
     else:
         replica.steps = old.steps if old is not None else steps[source]
 

@@ -23,7 +23,7 @@ class SpokenFor:
     def wait(self) -> None:
         pass
 
-    def held(self, share: Share) -> Share:
+    def begin(self, share: Share) -> Share:
         return share
 
     def push(self, span: Span) -> None:
@@ -81,8 +81,8 @@ class HostServers:
         self._servers.wait()
         self._host.barrier()
 
-    def held(self, share: Share) -> Share:
-        return self._servers.held(share)
+    def begin(self, share: Share) -> Share:
+        return self._servers.begin(share)
 
     def push(self, span: Span) -> None:
         self._servers.push(span)
@@ -132,9 +132,9 @@ class UnsteppedHostServers(HostServers):
         self._met = False
         super().wait()
 
-    def held(self, share: Share) -> Share:
+    def begin(self, share: Share) -> Share:
         everyone = sum(row[0] for row in self._host.exchange([float(share.samples)]))
-        return super().held(replace(share, total=lambda: everyone))
+        return super().begin(replace(share, total=lambda: everyone))
 
     def finish(self) -> None:
         self._servers.finish()

@@ -111,7 +111,7 @@ class Servers:
         """Put in place what has come; return when the parameters are as fresh as the consistency wants them."""
         raise NotImplementedError
 
-    def held(self, share: Share) -> Share:
+    def begin(self, share: Share) -> Share:
         """The share of a step that is to be pushed."""
         self._samples = share.samples
         self._given = self._replica.arrived
@@ -149,7 +149,7 @@ class Servers:
         """All gradients of this step are pushed; with gathered gradients, the step ends when all have its result."""
         self._finish(self._replica.used.tolist())
 
-    def give(self, gradient: Tensor, used: Tensor) -> None:
+    def push_gradient(self, gradient: Tensor, used: Tensor) -> None:
         """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
         self.settle()
         self._gradients.load(gradient)

@@ -18,7 +18,7 @@ class Fleet:
         self.comm = comm
         self._servers = servers
         # What every step calls goes straight to the connection.
-        self.wait, self.held = servers.wait, servers.held
+        self.wait, self.begin = servers.wait, servers.begin
         self.push, self.finish = servers.push, servers.finish
         self.settle = servers.settle
 
@@ -45,7 +45,8 @@ class DirectFleet(Fleet):
         super().__init__(servers, comm)
         self._direct = servers
         evaluation = servers.evaluation
-        self.offer, self.take, self.add = evaluation.begin, evaluation.next_portion, evaluation.add_gradient
+        self.begin_evaluation = evaluation.begin
+        self.next_portion, self.add_gradient = evaluation.next_portion, evaluation.add_gradient
 
     def agree(self) -> None:
         if self._direct.server_groups > 1:
@@ -56,9 +57,9 @@ class DirectFleet(Fleet):
             self.comm.sum_of(0.0)
         super().agree()
 
-    def give(self, gradient: Tensor, used: Tensor) -> None:
+    def push_gradient(self, gradient: Tensor, used: Tensor) -> None:
         """A step without a backward pass: push a gradient of the strategy's own, with a flag for each parameter."""
-        self._direct.give(gradient, used)
+        self._direct.push_gradient(gradient, used)
 
     def portions(self, share: Share, samples: int) -> list[tuple[Any, int]]:
         """What all workers have in this step, in portions of at most so many samples; the same list on all workers."""
