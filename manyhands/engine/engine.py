@@ -147,5 +147,6 @@ class Engine:
         return Suspects(
             rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
             staleness=staleness,
-            period=self.period,
+            # Replicas that meet in groups, or each at its own pace, agree only at a pause.
+            period=self.period if self.traits.lockstep and not self.has_groups else 1,
         )

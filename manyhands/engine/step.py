@@ -193,7 +193,8 @@ def exchanges(steps: int, period: int, *, late: bool) -> bool:
     """Whether replicas exchange what they have learned in the step that follows after so many.
 
     What a worker has used since the last exchange is safe then: some state that has it survives the death of any one
-    worker. In other steps a worker with its own replica needs no other worker.
+    worker. In other steps a worker with its own replica needs no other worker. With `late` the first step counts as an
+    exchange, also where a strategy has nothing to exchange in it, as a tournament: it makes no samples safe.
     """
     return (steps + (not late)) % period == 0
 

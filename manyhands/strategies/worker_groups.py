@@ -17,19 +17,28 @@ tell each other now and then what they have added to x (`servers/process/exchang
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from manyhands.servers.protocol.consistency import SYNC, Consistency
 from manyhands.servers.protocol.service import Service
 from manyhands.strategies import refusals
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.hogwild import Hogwild
-from manyhands.strategies.interface import Asked, Share, Steps, Strategy, Traits
+from manyhands.strategies.interface import (
+    Asked,
+    CommView,
+    ReplicaView,
+    Served,
+    ServersView,
+    Share,
+    Steps,
+    Strategy,
+    Traits,
+)
 from manyhands.strategies.parameter_server import DEFAULT_BOUND, ParameterServer
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerGroups(Strategy):
+class WorkerGroups(Served):
     """Groups of workers: one big batch inside a group, no waiting between groups (SINGA, Ooi et al. 2015)."""
 
     groups: int = 2  # of equal size
@@ -73,8 +82,12 @@ class WorkerGroups(Strategy):
             return ParameterServer()
         return AllReduce() if self.groups == 1 else Hogwild()
 
-    def step(self, replica: Any, comm: Any, share: Share) -> float:
-        return self._way.step(replica, comm, share)
+    def step(self, replica: ReplicaView, owners: CommView | ServersView, share: Share) -> float:
+        return self._way.step(replica, owners, share)
 
-    def agree(self, replica: Any, comm: Any) -> None:
-        self._way.agree(replica, comm)
+    def agree(self, replica: ReplicaView, owners: CommView | ServersView) -> None:
+        self._way.agree(replica, owners)
+
+    def leave(self, replica: ReplicaView, servers: ServersView) -> None:
+        if isinstance(self._way, Served):
+            self._way.leave(replica, servers)

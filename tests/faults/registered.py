@@ -16,6 +16,8 @@ OPTIMIZERS = {None: "momentum", "lbfgs": "LBFGS"}  # by the only one that a stra
 DEFERRED = "parameter-server:sync,cache=true,every=2=3"  # by the worker that speaks for the host
 SETTINGS = (
     "hierarchical-local-sgd:groups=2",
+    "gossip:every=2",
+    "ad-psgd:every=3",
     "parameter-server:async",
     "parameter-server:stale,bound=1",
     "parameter-server:sync,every=2=3",

@@ -101,3 +101,27 @@ def test_parameters_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match="not finite after step 0, and are not saved"):
         in_threads(2, work)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000000"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cause"),
+    [
+        ("local-sgd:period=4", "replicas agree only every 4 steps"),
+        # These meet in groups, or each worker at its own pace: to meet more often makes no replicas agree.
+        ("tournament", "the learning rate 0.5 is too high"),
+        ("gossip:every=4", "the learning rate 0.5 is too high"),
+        ("ad-psgd:every=4", "the learning rate 0.5 is too high"),
+        ("hierarchical-local-sgd", "the learning rate 0.5 is too high"),
+    ],
+)
+def test_only_replicas_that_agree_now_and_then_are_to_agree_more_often(strategy: str, cause: str) -> None:
+    def work(world: World) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        measure = lambda model, batch: (model(batch) * batch).mean()  # noqa: E731
+        session = session_of(model, optimizer, measure, world=world, strategy=strategy)
+        with pytest.raises(Diverged, match=cause):
+            session.step(torch.full((2, 1), float("inf")))
+        session.close()
+
+    in_threads(1, work)
