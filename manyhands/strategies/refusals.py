@@ -90,17 +90,17 @@ def groups_without_servers(asked: Asked, groups: int) -> None:
 
 
 def group_settings(
-    groups: int, between: str, bound: int | None, owners: str, servers: int, every: int
+    groups: int, between: str, bound: int | None, owners: str, server_groups: int, exchange_every: int
 ) -> None:
-    at_least_one(groups=groups, server_groups=servers, exchange_every=every)
+    at_least_one(groups=groups, server_groups=server_groups, exchange_every=exchange_every)
     one_of(("async", "stale"), "consistency between groups", between)
     one_of(("servers", "workers"), "owners", owners)
     if bound is not None and (between != "stale" or bound < 0):
         raise UsageError(f"bound={bound} must be 0 or more, and is for between=stale; leave it out")
     if between == "stale" and (owners == "workers" or groups == 1):
         raise UsageError("between=stale needs groups that can wait: use groups=2 or more with owners=servers")
-    if servers > 1 and (owners == "workers" or between == "stale"):
+    if server_groups > 1 and (owners == "workers" or between == "stale"):
         raise UsageError(
-            f"server_groups={servers} needs owners=servers and between=async: server groups know nothing of each "
+            f"server_groups={server_groups} needs owners=servers and between=async: server groups know nothing of each "
             "other's steps; leave it out otherwise"
         )

@@ -12,8 +12,7 @@ Who owns the parameters, and how many groups there are, gives SINGA's four topol
     groups of one worker,  servers own    downpour: every gradient is an update
     groups of one worker,  workers own    hogwild: the same in the memory of a host, without any waiting
 
-Servers may form groups as well. Each has an x and a U of its own and some of the groups of workers, and server groups
-tell each other now and then what they have added to x (`servers/process/exchange.py`).
+Server groups, each with its own x and U, tell each other what they have added to x (`servers/process/exchange.py`).
 """
 
 from dataclasses import dataclass
@@ -23,18 +22,9 @@ from manyhands.servers.protocol.service import Service
 from manyhands.strategies import refusals
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.hogwild import Hogwild
-from manyhands.strategies.interface import (
-    Asked,
-    CommView,
-    ReplicaView,
-    Served,
-    ServersView,
-    Share,
-    Steps,
-    Strategy,
-    Traits,
-)
+from manyhands.strategies.interface import Asked, CommView, ReplicaView, Served, ServersView, Share, Strategy
 from manyhands.strategies.parameter_server import DEFAULT_BOUND, ParameterServer
+from manyhands.strategies.traits import Steps, Traits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +39,7 @@ class WorkerGroups(Served):
     exchange_every: int = 4  # updates after which a server group tells the others, where there are several
 
     def __post_init__(self) -> None:
-        refusals.group_settings(
-            self.groups, self.between, self.bound, self.owners, self.server_groups, self.exchange_every
-        )
+        refusals.group_settings(**vars(self))
 
     @property
     def traits(self) -> Traits:
@@ -89,5 +77,4 @@ class WorkerGroups(Served):
         self._way.agree(replica, owners)
 
     def leave(self, replica: ReplicaView, servers: ServersView) -> None:
-        if isinstance(self._way, Served):
-            self._way.leave(replica, servers)
+        ParameterServer().leave(replica, servers)

@@ -184,7 +184,6 @@ def test_groups_of_workers_leave_as_their_way_does(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ParameterServer, "leave", lambda self, *nouns: left.extend(nouns))
     replica, servers = cast(ReplicaView, "replica"), cast(ServersView, "servers")
     WorkerGroups().leave(replica, servers)
-    WorkerGroups(owners="workers").leave(replica, servers)
     assert left == ["replica", "servers"]
 
 
