@@ -92,7 +92,7 @@ class Shards(ModelParallelPart):
             for name, value in values.items()
         }
 
-    def piece(self, name: str, value: Tensor | None) -> TensorSlice:
+    def piece(self, name: str, value: Tensor) -> TensorSlice:
         gathered = self._gathered.get(self._ids[name])
         return gathered.piece if gathered else super().piece(name, value)
 
