@@ -122,6 +122,7 @@ class ModelParallelPart(Part):
         return self._piece_of(name)
 
     def _piece_of(self, name: str) -> TensorSlice:
+        """Where a tensor that is here lies in the whole one; its name says it."""
         return self._pieces.get(self._ids[name], TensorSlice(shape=self._shapes[name]))
 
     def counts(self, name: str) -> bool:
