@@ -138,6 +138,11 @@ class Engine:
         if self.world.rank == 0:
             print(f"warning: step {steps}: {warning}", file=sys.stderr, flush=True)
 
+    def end(self) -> None:
+        """This worker takes part in nothing more, and records the last step that it has committed."""
+        self.is_closed = True
+        telemetry.event("end", step=self.progress.steps)
+
     def _suspects(self) -> Suspects:
         """The possible causes of a loss that goes wrong."""
         staleness = float(strategies.tuning(self.strategy, self.world.size, len(self.world.hosts)).late)

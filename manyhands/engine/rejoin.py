@@ -7,9 +7,9 @@ import msgspec
 
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
-from manyhands.comm.comm import Comm, ServerAccess
+from manyhands.comm.comm import ServerAccess
 from manyhands.engine import generation, worker_process
-from manyhands.engine.build import compose
+from manyhands.engine.build import Built, compose
 from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.feed import Outstanding
 from manyhands.engine.join import GenerationLinks, join_world
@@ -20,8 +20,6 @@ from manyhands.replica.state.inheritance import inherit
 from manyhands.replica.state.state import spread
 from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
-
-Built = tuple[Replica, Comm, Servers | None]
 
 
 def enter_first(engine: Engine) -> None:
