@@ -70,16 +70,12 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> None:
     before = engine.comm.servers if old is not None else None
     if engine.has_entered and engine.generation.servers and world is not old_world:
         engine.generation.servers.drop()
-    training = engine.training
     built = compose(
-        training.model,
-        training.optimizer,
-        training.loss,
+        engine.training,
+        engine.settings,
+        engine.traits,
         world,
-        engine.strategy,
         engine.placed,
-        engine.settings.clip_norm,
-        logged=engine.logged,
         has_begun=members.has_begun,
         keeps=old is not None,
     )
