@@ -142,9 +142,9 @@ def running(
 
     def join(rank: int) -> None:
         places, arena = place(rank)
-        party = own_server_group(rank_infos[rank], places, rule.server_groups)
-        vectors = connecting.own_vectors(party, arena, scheme, rule, rank, connecting.ordinary)
-        connections = connecting.connect(party, arena, scheme, cached=False, check=lambda: None)
+        server_group = own_server_group(rank_infos[rank], places, rule.server_groups)
+        vectors = connecting.own_vectors(server_group, arena, scheme, rule, rank, connecting.ordinary)
+        connections = connecting.connect(server_group, arena, scheme, cached=False, check=lambda: None)
         replica: Any = SimpleNamespace(
             arrived=[1] * len(scheme.layout.places),
             used=torch.ones(len(scheme.layout.places)),
@@ -154,7 +154,9 @@ def running(
             write_after=lambda wait, in_flight: None,
         )
         service = Service(rule=rule)
-        found[rank] = connecting.servers_of(party, arena, scheme, service, connections, vectors, replica)
+        found[rank] = connecting.servers_of(
+            server_group, arena, scheme, service, connections, vectors, replica
+        )
 
     joins = [threading.Thread(target=join, args=(rank,)) for rank in range(WORKERS)]
     for thread in joins:

@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+NamedNumbers = list[dict[str, list[float]]]  # of an optimizer, by parameter group and name
+
 
 def hyper_parameters(optimizer: Optimizer) -> list[float]:
     """All numbers that a scheduler could have changed, in a fixed order."""
@@ -20,9 +22,9 @@ def set_hyper_parameters(optimizer: Optimizer, values: Sequence[float]) -> None:
             group[key] = _with_numbers(group[key], rest)
 
 
-def named_numbers(optimizer: Optimizer) -> list[dict[str, list[float]]]:
+def named_numbers(optimizer: Optimizer) -> NamedNumbers:
     """The same numbers by group and name."""
-    found: list[dict[str, list[float]]] = []
+    found: NamedNumbers = []
     for group in optimizer.param_groups:
         found.append({})
         for key, value in group.items():

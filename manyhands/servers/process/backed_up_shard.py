@@ -102,7 +102,7 @@ class BackedUpShard(WrappedShard):
             gradient[inside] = self._plain.sum.of(update, span, factor)
         return gradient
 
-    def outgoing(self) -> Iterator[Reply]:
+    def forwards(self) -> Iterator[Reply]:
         outbox, self._outbox = self._outbox, []
         yield from outbox
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from manyhands.replica.optimizer.hyper_parameters import named_numbers, set_named_numbers
+from manyhands.replica.optimizer.hyper_parameters import NamedNumbers, named_numbers, set_named_numbers
 from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.state import packing
 from manyhands.servers.protocol.messages import NotAMessage, states
@@ -96,7 +96,7 @@ class Backup:
         self.counts[index] += 1
         self._note_used(index, used, self._generation)
 
-    def apply_as(self, settings: list[dict[str, list[float]]], *update: Any) -> None:
+    def apply_as(self, settings: NamedNumbers, *update: Any) -> None:
         """Make an update as the backup: with the settings that the owner's optimizer had."""
         own = named_numbers(self._optimizer)
         set_named_numbers(self._optimizer, settings)

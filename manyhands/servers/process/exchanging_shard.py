@@ -36,9 +36,8 @@ class ExchangingShard(WrappedShard):
             if update.given:
                 self._exchange.note(update.group.index)
 
-    def outgoing(self) -> Iterator[Reply]:
-        yield from super().outgoing()
-        yield from self._exchange.messages()
+    def peer_messages(self) -> Iterator[Reply]:
+        return self._exchange.messages()
 
     def take_over(self, clocks: Clocks) -> Sequence[GroupUpdate]:
         self._exchange.take_over()

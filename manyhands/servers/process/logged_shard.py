@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from manyhands.replica.layout import Span
+from manyhands.replica.optimizer.hyper_parameters import NamedNumbers
 from manyhands.servers.process.group_update import GradientReader, GroupUpdate
-from manyhands.servers.process.shard import PlainShard, Settings, WrappedShard
+from manyhands.servers.process.shard import PlainShard, WrappedShard
 from manyhands.servers.process.vectors import Vectors
 from manyhands.servers.process.write_ahead_log import WriteAheadLog
 from manyhands.servers.protocol.consistency import Clocks, Consistency
@@ -52,7 +53,7 @@ class LoggedShard(WrappedShard):
         self._log.note(span)
         self._plain.updates.apply(span, gradient, skipped)
 
-    def set_optimizer(self, settings: Settings) -> None:
+    def set_optimizer(self, settings: NamedNumbers) -> None:
         super().set_optimizer(settings)
         self._log.note_settings()
 

@@ -137,7 +137,8 @@ class Pushes:
                 self._unanswered.append(_Unanswered(worker, index, gradient.push.step + 1, sent))
 
     def _answer(self) -> Iterator[Reply]:
-        """Answer the workers whose parameters are fresh enough by now, then tell other servers."""
+        """Send updates to backups, answer the workers whose parameters are fresh enough by now, then tell peers."""
+        yield from self._shard.forwards()  # before the answers: other workers wait until a backup has made them
         still = []
         for one in self._unanswered:
             if self._shard.is_backed_up(one.group, one.sent) and self.clocks.may_read(one.step):
@@ -145,7 +146,7 @@ class Pushes:
             else:
                 still.append(one)
         self._unanswered = still
-        yield from self._shard.outgoing()
+        yield from self._shard.peer_messages()
 
     def _fresh(self, worker: int, group: int) -> Reply:
         if self.clocks.fetches:

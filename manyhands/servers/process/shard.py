@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from manyhands import telemetry
 from manyhands.replica.layout import Place, Span
-from manyhands.replica.optimizer.hyper_parameters import set_named_numbers
+from manyhands.replica.optimizer.hyper_parameters import NamedNumbers, set_named_numbers
 from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.state import packing
 from manyhands.servers.process.group_update import GradientSum, GroupUpdate
@@ -31,7 +31,6 @@ from manyhands.servers.protocol.messages import (
     states,
 )
 
-Settings = list[dict[str, list[float]]]  # numbers of an optimizer, by parameter group and name
 Write = Callable[[Span, Tensor, frozenset[int]], None]
 
 
@@ -48,11 +47,14 @@ class Shard(Protocol):
     def make(self, updates: Sequence[GroupUpdate], factor: float, rounds: int) -> None:
         """Make all updates of a round, or that of one push; there may be none in a round."""
 
-    def set_optimizer(self, settings: Settings) -> None:
+    def set_optimizer(self, settings: NamedNumbers) -> None:
         """The first worker's optimizer has other settings now."""
 
-    def outgoing(self) -> Iterator[Reply]:
-        """Messages for other servers."""
+    def forwards(self) -> Iterator[Reply]:
+        """Updates for the servers that back this shard up."""
+
+    def peer_messages(self) -> Iterator[Reply]:
+        """Messages for the peers in other server groups."""
 
     def sent(self, group: int) -> int:
         """How many updates of a group the shard has sent to a backup."""
@@ -132,10 +134,13 @@ class PlainShard(Shard):
         self._counters.note(update, version)
         self.groups.set_version(index, version + 1)
 
-    def set_optimizer(self, settings: Settings) -> None:
+    def set_optimizer(self, settings: NamedNumbers) -> None:
         set_named_numbers(self.optimizer, settings)
 
-    def outgoing(self) -> Iterator[Reply]:
+    def forwards(self) -> Iterator[Reply]:
+        return iter(())
+
+    def peer_messages(self) -> Iterator[Reply]:
         return iter(())
 
     def sent(self, group: int) -> int:
@@ -188,11 +193,14 @@ class WrappedShard(Shard):
     def make(self, updates: Sequence[GroupUpdate], factor: float, rounds: int) -> None:
         self._inner.make(updates, factor, rounds)
 
-    def set_optimizer(self, settings: Settings) -> None:
+    def set_optimizer(self, settings: NamedNumbers) -> None:
         self._inner.set_optimizer(settings)
 
-    def outgoing(self) -> Iterator[Reply]:
-        return self._inner.outgoing()
+    def forwards(self) -> Iterator[Reply]:
+        return self._inner.forwards()
+
+    def peer_messages(self) -> Iterator[Reply]:
+        return self._inner.peer_messages()
 
     def sent(self, group: int) -> int:
         return self._inner.sent(group)

@@ -45,11 +45,7 @@ def serve_from_start(
         common=memory if is_kept else None,
         exact=len(position.workers) == 1,
     )
-    log = (
-        _log(position, optimizer, updates, updates.numbers)
-        if is_kept and updates.numbers is not None
-        else None
-    )
+    log = _log(position, optimizer, updates) if is_kept else None
     parts = _Parts.of(position, optimizer, updates, memory.params, UpdateCounters())
     if log is None or not log.has_begun:
         updates.take_over(parts.groups.spans, given)
@@ -134,12 +130,12 @@ class _Parts:
         )
 
 
-def _log(position: ServerPosition, optimizer: Optimizer, updates: Updates, numbers: Tensor) -> WriteAheadLog:
+def _log(position: ServerPosition, optimizer: Optimizer, updates: Updates) -> WriteAheadLog:
     return WriteAheadLog(
         position.memory,
         position.scheme.layout,
         [position.memory.params, *updates.vectors.values()],
-        numbers,
+        updates.numbers,
         optimizer,
         servers=position.group.rank_info.servers,
         server=position.index,

@@ -116,7 +116,7 @@ def _server_group(
     within = own.index(rank_info.rank)
     hosts = (tuple(own.index(rank) for rank in own if rank in ranks) for ranks in neighbours.hosts)
     stores = [
-        dist.PrefixStore(f"party/{other}", neighbours.store) if neighbours.store else None
+        dist.PrefixStore(f"server-group/{other}", neighbours.store) if neighbours.store else None
         for other in range(count)
     ]
     beside, server = neighbours.beside(rank_info.rank), within - len(workers[number])

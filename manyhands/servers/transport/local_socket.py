@@ -70,10 +70,10 @@ class _Inbox:
 
 
 class LocalPort:
-    """A server's side: one connection for each worker of its host, and for those of its guests that come to it."""
+    """A server's side: one connection for each worker of its host, and for each peer server that comes to it."""
 
-    def __init__(self, memory: HostMemory, server: int, guests: Collection[int] = ()) -> None:
-        self._guests = guests  # generations are not their business
+    def __init__(self, memory: HostMemory, server: int, peers: Collection[int] = ()) -> None:
+        self._peers = peers  # generations are not their business
         self._secret = memory.make_secret(server)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(_address(memory, server))
@@ -125,7 +125,7 @@ class LocalPort:
             if said.generation > self._generation:
                 yield from self._drain()
                 self._generation = said.generation
-            if said.worker in self._guests:
+            if said.worker in self._peers:
                 self.forget(said.worker)  # another comes in its place
             elif said.worker in self._workers or said.generation < self._generation:
                 raise NotAMessage("another worker has this place")
@@ -147,7 +147,7 @@ class LocalPort:
             self.forget(worker)
 
     def _own_workers(self) -> list[tuple[int, _Inbox]]:
-        return [(worker, inbox) for worker, inbox in self._workers.items() if worker not in self._guests]
+        return [(worker, inbox) for worker, inbox in self._workers.items() if worker not in self._peers]
 
     def hang_up(self) -> Iterable[int]:
         """Workers that wait for an answer wait in vain; what they have sent can still be read."""

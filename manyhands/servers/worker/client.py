@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyhands import telemetry
 from manyhands.replica.layout import Span
-from manyhands.replica.optimizer.hyper_parameters import named_numbers
+from manyhands.replica.optimizer.hyper_parameters import NamedNumbers, named_numbers
 from manyhands.replica.replica import Replica, Share
 from manyhands.servers.protocol.messages import Done, ExchangeNow, Leave, Push
 from manyhands.servers.protocol.ownership import SpanGroup
@@ -20,7 +20,6 @@ from manyhands.servers.worker.server_connections import ServerConnections
 from manyhands.servers.worker.shared_evaluation import SharedEvaluation
 from manyhands.servers.worker.worker_vectors import OutgoingGradients, ServedParameters
 
-Settings = list[dict[str, list[float]]]
 _PLAIN = (float, int, bool, str, type(None))
 
 
@@ -84,9 +83,9 @@ class Servers:
         self._late: list[SpanGroup] = []  # complete, and not yet pushed
         self._samples = 1  # of the step in flight
         self._given: Sequence[int] = replica.arrived  # by parameter: whether the push has a gradient of it
-        self._settings: Settings = []
+        self._settings: NamedNumbers = []
         self._values: list[Any] | None = None  # of the optimizer's settings, where none can change in place
-        self._told: list[Settings] = [[] for _ in connections.servers]
+        self._told: list[NamedNumbers] = [[] for _ in connections.servers]
         self._rounds = 0  # steps that were gathered from all workers and applied
         self._rounds_before = 0  # of those, in generations before this one
         self._flushes = 0  # of those, in this one, without a step of the session
@@ -207,7 +206,7 @@ class Servers:
         self.connections.push(group, push, vector)
         self._pushed.add(group.server)
 
-    def _news(self, server: int) -> Settings | None:
+    def _news(self, server: int) -> NamedNumbers | None:
         """The optimizer's settings, if this server has not heard them yet: worker 0's hold for all."""
         if not self.leads or self._settings == self._told[server]:
             return None
