@@ -21,15 +21,15 @@ def test_every_worker_is_in_one_group_of_each_kind(mesh: Mesh) -> None:
     everyone = list(range(mesh.workers))
     for groups, count in (
         (mesh.peers(), mesh.members),
-        (mesh.crews(), mesh.replicas),
-        (mesh.sides(), mesh.replicas * mesh.shards * mesh.stages),
+        (mesh.model_parallel_groups(), mesh.replicas),
+        (mesh.tensor_parallel_groups(), mesh.replicas * mesh.shards * mesh.stages),
     ):
         assert len(groups) == count
         assert sorted(itertools.chain(*groups)) == everyone
     assert len({mesh.at(rank) for rank in everyone}) == mesh.workers
     assert {mesh.feed(rank) for rank in everyone} == set(range(mesh.feeds))
-    for crew in mesh.crews():  # beside each other: on one host where they fit
-        assert list(crew) == list(range(crew[0], crew[0] + mesh.members))
+    for group in mesh.model_parallel_groups():  # beside each other: on one host where they fit
+        assert list(group) == list(range(group[0], group[0] + mesh.members))
 
 
 def test_workers_that_are_left_over_are_refused_with_the_arithmetic() -> None:
