@@ -21,6 +21,7 @@ from typing import Any
 from manyhands.cluster.launcher import supervisor
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.cores import CoreLayout
+from manyhands.cluster.launcher.launch_plan import LaunchPlan
 from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.rank_info import SERVERS
 from manyhands.lab.emulated_hosts import EmulatedHosts
@@ -77,14 +78,16 @@ def run_ours(
         (folder / "events").mkdir()
         lines: list[str] = []
         outcome = supervisor.run(
-            [str(HERE / script), "--folder", name, *options],
-            workers=len(layout.cores),
-            layout=layout,
-            environ={},
-            run_dir=folder,
+            LaunchPlan(
+                command=[str(HERE / script), "--folder", name, *options],
+                workers=len(layout.cores),
+                layout=layout,
+                environ={},
+                run_dir=folder,
+                servers=servers,
+            ),
             on_tick=lambda: None,
             on_line=lambda rank, line: lines.append(line),
-            servers=servers,
             elastic=Elastic(most=len(layout.cores), replace=0) if survives else None,
         )
         if not outcome.ok:

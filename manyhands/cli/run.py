@@ -20,6 +20,7 @@ from manyhands.cluster.launcher import invitation as invites
 from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.events import Event
+from manyhands.cluster.launcher.launch_plan import LaunchPlan
 from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.addresses import address_towards, meeting_address, parse_hosts
 from manyhands.cluster.launchers.rank_info import SERVERS, RankInfo
@@ -207,11 +208,13 @@ def join_run(address: str, command: list[str], workers: int = 1, servers: int = 
     }
     try:
         outcome = supervisor.run(
-            command or invite.command,
-            workers=1,
-            layout=cores.layout(1),
-            environ=environ,
-            run_dir=run,
+            LaunchPlan(
+                command=command or invite.command,
+                workers=1,
+                layout=cores.layout(1),
+                environ=environ,
+                run_dir=run,
+            ),
             arena=memory_fd,
             on_tick=end_with_the_run,
             on_line=lambda rank, line: print(line, file=sys.stderr, flush=True),
@@ -249,17 +252,19 @@ def _join_from_another_host(
             print(f"[{name} {host_agent.first_number + rank}] {line}", file=sys.stderr, flush=True)
 
         outcome = supervisor.run(
-            command,
-            workers=workers,
-            servers=servers,
-            layout=cores.layout(workers, None, servers),
-            environ={
-                local.INVITATION: invite.invitation.text(),
-                **coordination.host_environ(host_agent.host, own),
-                **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
-            },
-            run_dir=Path(directory).resolve(),
-            load="manyhands.engine.session",
+            LaunchPlan(
+                command=command,
+                workers=workers,
+                servers=servers,
+                layout=cores.layout(workers, None, servers),
+                environ={
+                    local.INVITATION: invite.invitation.text(),
+                    **coordination.host_environ(host_agent.host, own),
+                    **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
+                },
+                run_dir=Path(directory).resolve(),
+                load="manyhands.engine.session",
+            ),
             on_tick=lambda: None,
             on_line=on_line,
             host_agent=host_agent,
@@ -293,16 +298,18 @@ def run_workers(
 
         def attempt(command: list[str]) -> Outcome:
             return supervisor.run(
-                command,
-                workers=workers,
-                layout=layout,
-                environ=dict(environ),
-                run_dir=run,
-                load="manyhands.engine.session",  # what every worker imports, PyTorch above all
+                LaunchPlan(
+                    command=command,
+                    workers=workers,
+                    layout=layout,
+                    environ=dict(environ),
+                    run_dir=run,
+                    load="manyhands.engine.session",  # what every worker imports, PyTorch above all
+                    servers=servers,
+                ),
                 on_tick=display.refresh,
                 on_line=shown.line,
                 on_output=shown.output if pass_output and not sys.stdout.isatty() else None,
-                servers=servers,
                 elastic=elastic,
                 on_event=shown.event,
             )

@@ -61,9 +61,9 @@ class BetweenHosts(Comm):
 
     def _begin(self, vector: Tensor, lane: int) -> Any:
         # Ring all-reduce, which is what the library does for large vectors: this is the traffic it makes.
-        wire = 2 * (self.size - 1) * vector.nbytes // self.size
-        telemetry.count("bytes_sent", wire)
-        telemetry.count("bytes_received", wire)
+        sent = 2 * (self.size - 1) * vector.nbytes // self.size
+        telemetry.count("bytes_sent", sent)
+        telemetry.count("bytes_received", sent)
         return _started(self._groups[lane], vector)
 
     def sum_(self, vector: Tensor) -> None:
@@ -100,9 +100,9 @@ class BetweenHosts(Comm):
         """A sum of a few numbers that overtakes whatever the lanes are busy with."""
         # A worker that serves several lanes answers in each: its peers there hear of its host in no other way.
         copies = [vector, *(vector.clone() for _ in self._quick[1:])]
-        wire = vector.nbytes * len(copies)
-        telemetry.count("bytes_sent", wire)
-        telemetry.count("bytes_received", wire)
+        sent = vector.nbytes * len(copies)
+        telemetry.count("bytes_sent", sent)
+        telemetry.count("bytes_received", sent)
         works = [_started(group, copy, operation) for copy, group in zip(copies, self._quick, strict=True)]
 
         def wait() -> None:

@@ -15,7 +15,7 @@ from manyhands.comm.comm import Comm, Spanned, Sums
 from manyhands.comm.pairs import swap
 from manyhands.comm.transports.transport import Transport
 
-# To be summed by themselves: what leaves early fills the wire, other channels the gaps.
+# To be summed by themselves: what leaves early fills the network, other channels the gaps.
 ENOUGH_BYTES = 1 << 20
 
 
@@ -23,7 +23,7 @@ class ScheduledComm(Comm):
     """Every worker a replica of its own, summing the way the named topology says.
 
     With several channels, transports that know nothing of each other, sums go on during the backward pass, one in each:
-    what one of them leaves idle of the wire, the others use.
+    what one of them leaves idle of the network, the others use.
     """
 
     def __init__(self, channels: Sequence[Transport], topology: str, hosts: Hosts, control: Comm) -> None:

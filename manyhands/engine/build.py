@@ -7,11 +7,11 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
+from manyhands.engine.settings import Settings, Training
 from manyhands.errors import UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.barrier_group import BarrierGroup
@@ -25,39 +25,38 @@ from manyhands.replica.optimizer.clipped_path import ClippedInParts, ClippedPath
 from manyhands.replica.optimizer.gates import HostsGate, LoneHostGate, PartsGate
 from manyhands.replica.optimizer.undo_log import LoggedPath, UndoLog
 from manyhands.replica.optimizer.updates import StepGate, UpdatePath, Updates
-from manyhands.replica.part import Loss, Part
+from manyhands.replica.part import Part
 from manyhands.replica.replica import Replica
 from manyhands.servers.protocol.service import Service
 from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
-from manyhands.strategies import Strategy, Traits
+from manyhands.strategies import Traits
 
 Built = tuple[Replica, Comm, Servers | None]
 
 
 def compose(
-    model: nn.Module,
-    optimizer: Optimizer,
-    loss: Loss,
+    training: Training,
+    settings: Settings,
+    traits: Traits,
     world: World,
-    strategy: Strategy,
     placed: PlacedModel,
-    clip_norm: float | None,
     *,
-    logged: bool,
     has_begun: bool,
     keeps: bool = False,
 ) -> Built:
     """All workers of the world must ask; their parameters are still as each one had them.
 
     `has_begun` is whether some of them have trained together before, so that servers know the parameters; a worker that
-    `keeps` its part of a replica is one of those. `logged` is whether survivors must be able to finish an update.
+    `keeps` its part of a replica is one of those.
     """
+    model, optimizer, loss = training.model, training.optimizer, training.loss
+    clip_norm = settings.clip_norm
     same_model(placed.shapes(model), world)
     placement = placed.enter(model, optimizer, loss, world, has_begun=has_begun, keeps=keeps)
     part = placement or Part(model, loss)
     built: Built
-    if strategy.traits.servers is not None:
+    if traits.servers is not None:
         if placement and clip_norm is not None:
             raise UsageError(
                 "clip_norm limits the norm over all parts of a replica, and each part has servers of its own; leave it "
@@ -67,14 +66,14 @@ def compose(
             part,
             optimizer,
             placed.peers,
-            service_of(strategy.traits, clip_norm),
+            service_of(traits, clip_norm),
             has_begun=has_begun,
             arena=world.host.arena,
             peers=placed.mesh.peers(),
         )
     else:
-        memory, comm = _memory(part, optimizer, strategy.traits, placed.peers)
-        around = _Surroundings(world, placed, strategy.traits, comm, clip_norm, logged)
+        memory, comm = _memory(part, optimizer, traits, placed.peers)
+        around = _Surroundings(world, placed, traits, comm, clip_norm, settings.logged)
         built = _replica(part, optimizer, memory, around), comm, None
     placed.settle(built[0])
     return built

@@ -82,8 +82,7 @@ def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLin
     if member.number not in new.members:
         if engine.has_entered and engine.generation.servers:
             engine.generation.servers.drop()
-        engine.is_closed = True
-        telemetry.event("end", step=progress.steps)
+        engine.end()
         sys.exit(local.EXIT_LEFT)
     return new, links
 

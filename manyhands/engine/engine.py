@@ -4,7 +4,7 @@ import contextlib
 import enum
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manyhands import strategies, telemetry
@@ -68,7 +68,8 @@ class Engine:
 
     def __init__(self, training: Training, settings: Settings, world: World, member: Member | None) -> None:
         self.training = training
-        self.settings = settings
+        # Where members may change, survivors must be able to finish the update of a worker that dies.
+        self.settings = replace(settings, logged=settings.logged or member is not None)
         self.member = member
         self.strategy = strategies.parse(settings.strategy)
         self.traits = self.strategy.traits
@@ -84,7 +85,6 @@ class Engine:
         self.clock = Stopwatch()
         self.loss_watch = LossWatch(world.rank_info.known_as, self._suspects)
         self.trained = sum(len(group["params"]) for group in training.optimizer.param_groups)
-        self.logged = settings.logged or member is not None
         self.plan: dict[str, Any] | None = None  # saved with every checkpoint, where there is one
         # What the worker is in the middle of.
         self.replica_state = ReplicaState.NONE
@@ -137,6 +137,11 @@ class Engine:
         telemetry.event("warning", step=steps, text=warning)
         if self.world.rank == 0:
             print(f"warning: step {steps}: {warning}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """This worker takes part in nothing more, and records the last step that it has committed."""
+        self.is_closed = True
+        telemetry.event("end", step=self.progress.steps)
 
     def _suspects(self) -> Suspects:
         """The possible causes of a loss that goes wrong."""

@@ -38,8 +38,7 @@ def finish(engine: Engine) -> None:
 def _end(engine: Engine) -> str:
     """Returns why the last save is not on the disk, if it is not."""
     unsaved = together(engine, lambda: _end_together(engine))
-    engine.is_closed = True
-    telemetry.event("end", step=engine.progress.steps)
+    engine.end()
     out = engine.settings.out
     if out and engine.world.rank == 0:
         write_summary(out, summarize(engine))

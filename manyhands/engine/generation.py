@@ -7,6 +7,7 @@ import torch
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
 from manyhands.comm.transports.counters import StepCounter
+from manyhands.engine.build import Built
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.replica import Replica
 from manyhands.servers.worker.client import Servers
@@ -56,7 +57,7 @@ def _fleet(comm: Comm, servers: Servers | None) -> Fleet | None:
 def begin(
     world: World,
     placed: PlacedModel,
-    built: tuple[Replica, Comm, Servers | None],
+    built: Built,
     *,
     lockstep: bool,
 ) -> Generation:

@@ -96,7 +96,7 @@ def agree(engine: Engine) -> None:
         progress.commits += 1
         feed.commit()
 
-    with transaction_of(engine, finish, together=True):
+    with transaction_of(engine, finish, is_joint=True):
         engine.strategy.agree(engine.replica, engine.generation.fleet or engine.comm)
         if engine.member:
             world.exchange([])  # hosts, too, must not be more than this apart
@@ -164,8 +164,7 @@ def _save_and_leave(engine: Engine) -> NoReturn:
     if engine.world.rank == 0:
         what = f"saved step {progress.steps} in {place}" if has_place else "there is no directory to save in"
         print(f"asked to leave: {what}", file=sys.stderr, flush=True)
-    engine.is_closed = True
-    telemetry.event("end", step=progress.steps)
+    engine.end()
     if engine.generation.servers:
         engine.generation.servers.close()
     raise SystemExit(local.EXIT_SAVED if has_place else local.EXIT_TERMINATED)

@@ -7,9 +7,9 @@ import msgspec
 
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
-from manyhands.comm.comm import Comm, ServerAccess
+from manyhands.comm.comm import ServerAccess
 from manyhands.engine import generation, worker_process
-from manyhands.engine.build import compose
+from manyhands.engine.build import Built, compose
 from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.feed import Outstanding
 from manyhands.engine.join import GenerationLinks, join_world
@@ -20,8 +20,6 @@ from manyhands.replica.state.inheritance import inherit
 from manyhands.replica.state.state import spread
 from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
-
-Built = tuple[Replica, Comm, Servers | None]
 
 
 def enter_first(engine: Engine) -> None:
@@ -72,16 +70,12 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> None:
     before = engine.comm.servers if old is not None else None
     if engine.has_entered and engine.generation.servers and world is not old_world:
         engine.generation.servers.drop()
-    training = engine.training
     built = compose(
-        training.model,
-        training.optimizer,
-        training.loss,
+        engine.training,
+        engine.settings,
+        engine.traits,
         world,
-        engine.strategy,
         engine.placed,
-        engine.settings.clip_norm,
-        logged=engine.logged,
         has_begun=members.has_begun,
         keeps=old is not None,
     )

@@ -11,8 +11,7 @@ from manyhands import checkpoint, placement
 from manyhands.checkpoint.background_write import wait_for
 from manyhands.engine import random_state
 from manyhands.engine.engine import Engine
-from manyhands.engine.feed import FeedRecord
-from manyhands.engine.snapshot import Snapshot, adopt
+from manyhands.engine.snapshot import adopt, from_record
 from manyhands.errors import CheckpointError
 from manyhands.replica.state import history
 from manyhands.replica.state.per_worker import hand_out_apart
@@ -32,7 +31,7 @@ def resume(engine: Engine, directory: Path) -> dict[str, Any] | None:
             f"{type(engine.training.optimizer).__name__}; use the same optimizer"
         )
     _load_replica(engine, tensors, record)
-    adopt(engine, _snapshot(record, engine))
+    adopt(engine, from_record(record, _groups(record, engine)))
     engine.replica.steps = engine.progress.steps
     if _same_workers(record, engine):
         random_state.restore(record["random"][engine.world.rank])
@@ -57,19 +56,12 @@ def _load_replica(engine: Engine, tensors: dict[str, Tensor], record: dict[str, 
         history.distribute(engine.training.optimizer, record["history"], tensors, engine.world)
 
 
-def _snapshot(record: dict[str, Any], engine: Engine) -> Snapshot:
-    """What a checkpoint says of the session."""
-    committed = [(first, last) for first, last in record["committed"]]
-    groups, peers = record["groups"], engine.placed.peers
+def _groups(record: dict[str, Any], engine: Engine) -> list[Any]:
+    """The optimizer settings of this worker, if there are as many replicas as there were; else those of worker 0."""
+    peers, groups = engine.placed.peers, record["groups"]
     if record["replicas"] == peers.size:
         groups = record["groups_apart"].get(str(peers.rank), groups)
-    progress = {name: record[name] for name in ("steps", "epoch", "samples", "seed")}
-    return Snapshot(
-        progress={**progress, "position": sum(last - first for first, last in committed)},
-        groups=groups,
-        scheduler=record["scheduler"],
-        feed=FeedRecord(committed=committed, checks=record["checks"]),
-    )
+    return list(groups)
 
 
 def _same_workers(record: dict[str, Any], engine: Engine) -> bool:

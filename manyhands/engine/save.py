@@ -11,7 +11,7 @@ from manyhands import placement, strategies
 from manyhands.cluster.worker.world import World
 from manyhands.engine import random_state
 from manyhands.engine.engine import Engine
-from manyhands.engine.snapshot import plain
+from manyhands.engine.snapshot import to_record
 from manyhands.errors import Diverged
 from manyhands.replica.state import history, state
 from manyhands.replica.state.per_worker import differing
@@ -22,7 +22,7 @@ from manyhands.servers.worker import saved_state
 
 def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> None:
     """Collect the state from all workers, and have it written."""
-    world, placed, training, progress = engine.world, engine.placed, engine.training, engine.progress
+    world, placed, training = engine.world, engine.placed, engine.training
     _only_numbers(engine)
     own, model, states = placed.whole(engine.replica, *collect(engine))
     apart: dict[str, Any] = {}
@@ -35,15 +35,11 @@ def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> N
     if world.rank == 0 and engine.replica.needs_closure and not engine.served:
         past, form = history.collect(training.optimizer)
         tensors |= past
-    settings = _of_all(placed.peers, [plain(group) for group in training.optimizer.param_groups])
+    session = to_record(engine)
+    settings = _of_all(placed.peers, session["groups"])
     random = _of_all(engine.world, random_state.capture())
     record = {
-        "steps": progress.steps,
-        "epoch": progress.epoch,
-        "committed": [list(one) for one in engine.feed.committed],
-        "checks": engine.feed.checks,
-        "samples": progress.samples,
-        "seed": progress.seed,
+        **session,
         "workers": world.size,
         "replicas": placed.peers.size,
         "placement": placement.describe(placed.placement),
@@ -55,13 +51,12 @@ def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> N
         "optimizer_class": type(training.optimizer).__name__,
         "groups": settings[0],
         "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
-        "scheduler": plain(training.scheduler.state_dict()) if training.scheduler is not None else None,
         "random": random,
         "extra": extra,
     }
     engine.saver.save(
         directory,
-        step=progress.steps,
+        step=engine.progress.steps,
         tensors=tensors,
         record=record if world.rank == 0 else None,
         keep=keep,

@@ -16,6 +16,9 @@ from manyhands.engine.feed import FeedRecord
 
 PAIRS = "pairs"
 
+SAVED = ("steps", "epoch", "samples", "seed")
+"""The counters that a checkpoint holds. The others begin again: a script that resumes makes its calls anew."""
+
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A session at one moment, as plain values."""
@@ -34,6 +37,31 @@ def capture(engine: Engine) -> Snapshot:
         groups=[plain(group) for group in engine.training.optimizer.param_groups],
         scheduler=plain(scheduler.state_dict()) if scheduler is not None else None,
         feed=engine.feed.record(),
+    )
+
+
+def to_record(engine: Engine) -> dict[str, Any]:
+    """What the record of a checkpoint says of the session. It leaves out a loop that is over: a run that resumes begins
+    the epoch after it."""
+    snapshot, feed = capture(engine), engine.feed
+    return {
+        **{name: snapshot.progress[name] for name in SAVED},
+        "committed": [list(one) for one in feed.committed],
+        "checks": feed.checks,
+        "groups": snapshot.groups,
+        "scheduler": snapshot.scheduler,
+    }
+
+
+def from_record(record: Mapping[str, Any], groups: list[Any]) -> Snapshot:
+    """The session that a checkpoint's record describes, with the optimizer settings of one worker."""
+    committed = [(first, last) for first, last in record["committed"]]
+    position = sum(last - first for first, last in committed)
+    return Snapshot(
+        progress={**{name: record[name] for name in SAVED}, "position": position},
+        groups=groups,
+        scheduler=record["scheduler"],
+        feed=FeedRecord(committed=committed, checks=record["checks"]),
     )
 
 

@@ -26,12 +26,11 @@ from manyhands.engine.elastic import can_go_on, recover
 from manyhands.engine.engine import Engine, Transaction
 from manyhands.engine.handshake import STEP, Handshake
 from manyhands.errors import PeerLost, UsageError
+from manyhands.replica.optimizer.abilities import HOOKS
 from manyhands.replica.part import Share
 from manyhands.replica.state.inheritance import Undo
 
 T = TypeVar("T")
-
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +167,8 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> float:
         commit(engine, work, handshake, loss, Safety(meets and not defers, groups))
 
     # A worker whose replica is its own needs no other worker between two exchanges.
-    together = engine.traits.lockstep and (meets or not generation.is_whole or not generation.is_own)
-    with transaction_of(engine, finish, together=together) as transaction:
+    is_joint = engine.traits.lockstep and (meets or not generation.is_whole or not generation.is_own)
+    with transaction_of(engine, finish, is_joint=is_joint) as transaction:
         transaction.loss = strategy.step(replica, generation.fleet or generation.comm, share)
         replica.settle()
     return transaction.loss
@@ -215,15 +214,15 @@ def _who_meets(engine: Engine) -> Learners | None:
 
 @contextmanager
 def transaction_of(
-    engine: Engine, finish: Callable[[float], None], *, together: bool
+    engine: Engine, finish: Callable[[float], None], *, is_joint: bool
 ) -> Iterator[Transaction]:
-    """Something that counts for all workers or for none. `together` is whether the other workers depend on it: then,
+    """Something that counts for all workers or for none. `is_joint` is whether the other workers depend on it: then,
     should one of them die in it, all that are left roll it back or all commit it."""
-    guarded = together and engine.generation.is_own and can_go_on(engine)
+    guarded = is_joint and engine.generation.is_own and can_go_on(engine)
     transaction = Transaction(
         undo=Undo(engine.replica) if guarded else None, finish=finish, loss=engine.progress.last_loss
     )
-    engine.transaction = transaction if together else None
+    engine.transaction = transaction if is_joint else None
     yield transaction
     transaction.is_done = True
     if guarded:
@@ -285,7 +284,7 @@ def publish(engine: Engine) -> None:
 def _is_watched(optimizer: Optimizer) -> bool:
     """Whether hooks, or a scheduler that replaced the method, want to see `step` called on the user's optimizer."""
     state = vars(optimizer)
-    return "step" in state or any(state.get(name) for name in _HOOKS)
+    return "step" in state or any(state.get(name) for name in HOOKS)
 
 
 def _show_step(engine: Engine, loss: float) -> None:

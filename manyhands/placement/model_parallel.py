@@ -118,14 +118,18 @@ class ModelParallelPart(Part):
         for name, value in self.model.state_dict(keep_vars=True).items():
             value.data = tensors[name]
 
-    def piece(self, name: str, value: Tensor | None) -> TensorSlice:
+    def piece(self, name: str, value: Tensor) -> TensorSlice:
+        return self._piece_of(name)
+
+    def _piece_of(self, name: str) -> TensorSlice:
+        """Where a tensor that is here lies in the whole one; its name says it."""
         return self._pieces.get(self._ids[name], TensorSlice(shape=self._shapes[name]))
 
     def counts(self, name: str) -> bool:
         """Every worker counts its piece of a tensor that is cut; the first worker counts a tensor that several have."""
         position = self.groups.position
         is_first = position.way == 0 and position.shard == 0
-        return is_first or self._ids[name] in self._alone or self.piece(name, None).cut
+        return is_first or self._ids[name] in self._alone or self._piece_of(name).cut
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         rows = self.groups.model_parallel.exchange([float(norm) ** 2])

@@ -112,8 +112,7 @@ def _cut(places: Sequence[Place], length: int, limit: int, lanes: int, matrix_sp
     matrix whose gradients come as factors.
     """
     edges = [0]
-    for before, place in itertools.pairwise([None, *places]):
-        assert place is not None
+    for before, place in zip([None, *places], places, strict=False):
         end = place.start + _aligned(place.stop - place.start)
         apart = before is not None and place.every != before.every
         if (apart or place.rows or place.factored) and place.start > edges[-1]:

@@ -11,7 +11,7 @@ from manyhands.replica.layout import Layout, Shape, lay_out
 from manyhands.replica.optimizer.abilities import descends, is_element_wise
 
 # Gradients made of factors are made faster for many rows at once. Measured for SGD in passes only: where a span's state
-# is copied before its update (`Journal.begin`), larger spans cost something as well.
+# is copied before its update (`UndoLog`), larger spans cost something as well.
 _MATRIX_SPANS = 4
 
 

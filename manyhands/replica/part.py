@@ -60,9 +60,8 @@ class Part:
         """The inverse of `tensors`."""
         self.model.load_state_dict(saved)
 
-    def piece(self, name: str, value: Tensor | None) -> TensorSlice:
+    def piece(self, name: str, value: Tensor) -> TensorSlice:
         """Where a parameter or buffer that is here lies in the whole one."""
-        assert value is not None
         return TensorSlice(shape=tuple(value.shape))
 
     def bind(self, deliver: Callable[[int, Tensor], None]) -> None:

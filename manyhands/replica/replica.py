@@ -39,6 +39,8 @@ class Replica:
         self.path = path
         self.updates = path.updates
         self.lanes = lanes
+        # Backward passes, by which strategies time their exchanges: one that is under way counts already, and a
+        # rollback takes it back. Committed steps are in `Progress.steps`.
         self.steps = 0
         self.needs_closure = needs_closure(self.optimizer)
         self.kept = StrategyState()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.cluster.launcher import cores, supervisor
+from manyhands.cluster.launcher.launch_plan import LaunchPlan
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.lab import emulated_hosts
 
@@ -127,14 +128,16 @@ def test_hosts_are_apart_and_workers_run_on_them(tmp_path: Path) -> None:
     said: list[tuple[int, str]] = []
     with emulated_hosts.EmulatedHosts(2) as net:
         outcome = supervisor.run(
-            [str(script)],
-            workers=2,
-            layout=cores.layout(2),
-            environ={},
-            run_dir=None,
+            LaunchPlan(
+                command=[str(script)],
+                workers=2,
+                layout=cores.layout(2),
+                environ={},
+                run_dir=None,
+                prefix=net.command_prefix,
+            ),
             on_tick=lambda: None,
             on_line=lambda rank, line: said.append((rank, line)),
-            prefix=net.command_prefix,
         )
         interfaces = {net.interface(0), "lo"}
     assert outcome.ok, outcome

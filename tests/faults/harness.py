@@ -23,6 +23,7 @@ from manyhands.cluster.launcher import cores, supervisor
 from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.events import Event
+from manyhands.cluster.launcher.launch_plan import LaunchPlan
 
 SCRIPT = Path(__file__).with_name("training.py")
 SIGNALS = {
@@ -155,16 +156,19 @@ def run(
 
     inside = [[fault.who, fault.when, fault.kind] for fault in faults if isinstance(fault.when, int)]
     outcome = supervisor.run(
-        [str(SCRIPT), str(folder), json.dumps({"faults": inside, **settings})],
-        workers=workers,
-        layout=cores.layout(workers, 1, servers),
-        environ={
-            "MANYHANDS_STRATEGY": strategy,
-            "MANYHANDS_PLACEMENT": placement,
-            "OMP_NUM_THREADS": "1",
-        },
-        run_dir=None,
-        load="manyhands.engine.session",
+        LaunchPlan(
+            command=[str(SCRIPT), str(folder), json.dumps({"faults": inside, **settings})],
+            workers=workers,
+            layout=cores.layout(workers, 1, servers),
+            environ={
+                "MANYHANDS_STRATEGY": strategy,
+                "MANYHANDS_PLACEMENT": placement,
+                "OMP_NUM_THREADS": "1",
+            },
+            run_dir=None,
+            load="manyhands.engine.session",
+            servers=servers,
+        ),
         on_tick=on_tick,
         on_line=lambda rank, line: lines.append(f"[{rank}] {line}"),
         elastic=Elastic(
@@ -175,7 +179,6 @@ def run(
             replicas_equal=strategies.parse(strategy).traits.synchronous,
         ),
         on_event=events.append,
-        servers=servers,
     )
     logs = logs_in(folder)
     fired += [

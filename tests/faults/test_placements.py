@@ -143,7 +143,7 @@ def test_others_cannot_join_a_run_whose_replicas_are_in_parts() -> None:
     assert elastic_terms(strategy, Mesh(stages=2), 2, None) is None, "nobody could go on"
     several = elastic_terms(strategy, Mesh(replicas=2, stages=2), 4, None)
     assert several is not None
-    assert (several.most, several.crew, several.alike) == (4, 2, True)
+    assert (several.most, several.group_size, several.replicas_equal) == (4, 2, True)
     served = strategies.parse("parameter-server")
     assert elastic_terms(served, Mesh(replicas=2, stages=2), 4, None) is None, "its servers need everyone"
     with pytest.raises(UsageError, match="use --workers 2"):

@@ -18,6 +18,7 @@ import pytest
 
 from manyhands.cluster.launcher import cores, supervisor
 from manyhands.cluster.launcher.blame import Outcome
+from manyhands.cluster.launcher.launch_plan import LaunchPlan
 from manyhands.errors import ManyhandsError
 
 LONG_S = 30.0
@@ -79,15 +80,17 @@ def run(tmp_path: Path, load: str | None) -> Run:
         lines: list[tuple[int, str]] = []
         ticks: list[None] = []
         outcome = supervisor.run(
-            [_script(tmp_path, body), *arguments],
-            workers=workers,
-            layout=cores.layout(workers, 1),
-            environ={"GREETING": "good morning"},
-            run_dir=tmp_path / "run",
+            LaunchPlan(
+                command=[_script(tmp_path, body), *arguments],
+                workers=workers,
+                layout=cores.layout(workers, 1),
+                environ={"GREETING": "good morning"},
+                run_dir=tmp_path / "run",
+                prefix=prefix,
+                load=load,
+            ),
             on_tick=lambda: ticks.append(None),
             on_line=lambda rank, line: lines.append((rank, line)),
-            prefix=prefix,
-            load=load,
         )
         return Heard(outcome=outcome, lines=lines, ticks=len(ticks))
 
@@ -416,11 +419,13 @@ def test_a_module_runs_with_its_arguments() -> None:
 
 def _run_command(command: list[str], lines: list[str] | None = None) -> Outcome:
     return supervisor.run(
-        command,
-        workers=1,
-        layout=cores.layout(1),
-        environ={},
-        run_dir=None,
+        LaunchPlan(
+            command=command,
+            workers=1,
+            layout=cores.layout(1),
+            environ={},
+            run_dir=None,
+        ),
         on_tick=lambda: None,
         on_line=lambda rank, line: None if lines is None else lines.append(line),
     )
@@ -435,14 +440,16 @@ def test_a_failing_display_leaves_no_worker(tmp_path: Path, load: str | None) ->
 
     with pytest.raises(RuntimeError, match="display broke"):
         supervisor.run(
-            [_script(tmp_path, "print(os.getpid()); time.sleep(600)")],
-            workers=2,
-            layout=cores.layout(2),
-            environ={},
-            run_dir=None,
+            LaunchPlan(
+                command=[_script(tmp_path, "print(os.getpid()); time.sleep(600)")],
+                workers=2,
+                layout=cores.layout(2),
+                environ={},
+                run_dir=None,
+                load=load,
+            ),
             on_tick=lambda: None,
             on_line=display,
-            load=load,
         )
     assert len(pids) == 1
     assert _gone(pids[0])
@@ -456,14 +463,16 @@ def test_a_prefix_that_cannot_be_started_is_one_sentence(run: Run) -> None:
 def test_what_cannot_be_loaded_is_told_with_its_reason() -> None:
     with pytest.raises(ManyhandsError, match="cannot start the workers") as refusal:
         supervisor.run(
-            ["-m", "json.tool"],
-            workers=2,
-            layout=cores.layout(2),
-            environ={},
-            run_dir=None,
+            LaunchPlan(
+                command=["-m", "json.tool"],
+                workers=2,
+                layout=cores.layout(2),
+                environ={},
+                run_dir=None,
+                load="no_such_module",
+            ),
             on_tick=lambda: None,
             on_line=lambda rank, line: None,
-            load="no_such_module",
         )
     assert "No module named 'no_such_module'" in str(refusal.value)
 
@@ -475,14 +484,18 @@ def test_however_much_is_said_while_modules_are_loaded_it_is_passed_on(tmp_path:
     )
     said: list[tuple[int, str]] = []
     outcome = supervisor.run(
-        [_script(tmp_path, "sys.stderr.reconfigure(errors='replace'); print('here', file=sys.stderr)")],
-        workers=2,
-        layout=cores.layout(2),
-        environ={"PYTHONPATH": str(tmp_path)},
-        run_dir=None,
+        LaunchPlan(
+            command=[
+                _script(tmp_path, "sys.stderr.reconfigure(errors='replace'); print('here', file=sys.stderr)")
+            ],
+            workers=2,
+            layout=cores.layout(2),
+            environ={"PYTHONPATH": str(tmp_path)},
+            run_dir=None,
+            load="talkative",
+        ),
         on_tick=lambda: None,
         on_line=lambda rank, line: said.append((rank, line)),
-        load="talkative",
     )
     assert outcome.ok
     assert [line for rank, line in said if rank == 0] == ["first", *map(str, range(100_000)), "last", "here"]
@@ -499,14 +512,16 @@ def test_an_interrupt_before_the_workers_have_hatched_leaves_nothing(tmp_path: P
             os.kill(os.getpid(), signal.SIGINT)
 
     outcome = supervisor.run(
-        ["-m", "json.tool"],
-        workers=2,
-        layout=cores.layout(2),
-        environ={"PYTHONPATH": str(tmp_path)},
-        run_dir=None,
+        LaunchPlan(
+            command=["-m", "json.tool"],
+            workers=2,
+            layout=cores.layout(2),
+            environ={"PYTHONPATH": str(tmp_path)},
+            run_dir=None,
+            load="slow_to_load",
+        ),
         on_tick=interrupt,
         on_line=lambda rank, line: None,
-        load="slow_to_load",
     )
     assert outcome.message == "interrupted by SIGINT"
 
@@ -520,9 +535,13 @@ def test_forks_do_not_share_their_random_numbers(run: Run) -> None:
 LAUNCHER = """
 import sys
 from manyhands.cluster.launcher import cores, supervisor
+from manyhands.cluster.launcher.launch_plan import LaunchPlan
 outcome = supervisor.run(
-    sys.argv[1:], workers=2, layout=cores.layout(2), environ={}, run_dir=None, on_tick=lambda: None,
-    on_line=lambda rank, line: print(line, flush=True), load="json",
+    LaunchPlan(
+        command=sys.argv[1:], workers=2, layout=cores.layout(2), environ={}, run_dir=None, load="json"
+    ),
+    on_tick=lambda: None,
+    on_line=lambda rank, line: print(line, flush=True),
 )
 print(outcome.message, flush=True)
 sys.exit(outcome.exit_code)

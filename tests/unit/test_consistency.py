@@ -184,3 +184,14 @@ def test_ownership_covers_everything_and_is_balanced(sizes: list[int], servers: 
     assert spans == list(layout.spans)
     owned = [sum(group.length for group in groups if group.server == server) for server in range(servers)]
     assert max(owned) - min(owned) <= max(group.length for group in groups)
+
+
+def test_updates_leave_for_backups_before_workers_are_answered_and_peers_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, backup, peer = Real(ASYNC), WORKERS, WORKERS + 1
+    shard = real.dispatcher._shard
+    monkeypatch.setattr(shard, "forwards", lambda: iter([(backup, None, None)]))
+    monkeypatch.setattr(shard, "peer_messages", lambda: iter([(peer, None, None)]))
+    replies = real.dispatcher.handle(0, Push(number=1, group=0, step=0, seen=0), None)
+    assert [to for to, _, _ in replies] == [backup, 0, peer]

@@ -17,13 +17,16 @@ class LaunchPlan:
     """The same command in `workers` workers and `servers` servers, whose ranks follow those of the workers."""
 
     command: list[str]
+    """A script, or `-m` and a module, with its arguments."""
     workers: int
-    servers: int
+    servers: int = 0
     layout: CoreLayout
     environ: Mapping[str, str]
     run_dir: Path | None
-    prefix: Callable[[int], list[str]] | None
-    load: str | None
+    prefix: Callable[[int], list[str]] | None = None
+    """Stands before a worker's command and must replace itself by it, as `nice` does."""
+    load: str | None = None
+    """Without a prefix, a fork server imports this module and forks the workers."""
 
     @property
     def size(self) -> int:

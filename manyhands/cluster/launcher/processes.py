@@ -106,16 +106,14 @@ class WorkerProcesses:
         """Let a fork server that has imported `load` start all workers; they appear while the launcher waits."""
         self.size = len(environs)
         own = [self._environ(rank, environ) for rank, environ in enumerate(environs)]
-        self._forking = Forking(command, own, load=load, inherited=self._inherited)
-        self._selector.register(self._forking, selectors.EVENT_READ, self._hear_fork_server)
+        self._forking = forking = Forking(command, own, load=load, inherited=self._inherited)
+        self.listen(forking, lambda: self._hear_fork_server(forking))
 
     def _environ(self, rank: int, environ: dict[str, str]) -> dict[str, str]:
         arena = {local.ARENA_FD: str(self._inherited[0])} if self._inherited else {}
         return {**environ, local.RANK: str(rank), **arena}
 
-    def _hear_fork_server(self) -> None:
-        forking = self._forking
-        assert forking is not None
+    def _hear_fork_server(self, forking: Forking) -> None:
         try:
             is_complete = forking.hear()
         except ManyhandsError:

@@ -9,12 +9,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyhands.cluster.launcher.blame import Exits, Outcome, was_told_to_end
 from manyhands.cluster.launcher.child import Child
-from manyhands.cluster.launcher.cores import CoreLayout
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.fixed_membership import FixedMembership, MembershipPolicy
 from manyhands.cluster.launcher.launch_plan import LaunchPlan, Starter
@@ -38,42 +36,24 @@ _LEAVING = Event(
 
 
 def run(
-    command: list[str],
+    plan: LaunchPlan,
     *,
-    workers: int,
-    layout: CoreLayout,
-    environ: dict[str, str],
-    run_dir: Path | None,
     on_tick: Callable[[], None],
     on_line: Callable[[int, str], None],
     on_output: Callable[[int, str], None] | None = None,
-    prefix: Callable[[int], list[str]] | None = None,
-    load: str | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
     arena: bool | int = True,
-    servers: int = 0,
     elastic: "Elastic | None" = None,
     host_agent: "HostAgent | None" = None,
-    on_event: Callable[[Event], None] = lambda event: None,
     ask: int = local.ASK,
 ) -> Outcome:
-    """Run `command` (a script or `-m` and a module, with its arguments) in every process until all have ended.
+    """Start the processes of a plan, and see to them until all have ended.
 
-    `on_line` gets what they print on standard error, and on standard output unless `on_output` takes that. A `prefix`
-    stands before a worker's command and must replace itself by it, as `nice` does. With `load` and without a prefix, a
-    fork server imports that module and forks the workers. With `elastic` the run survives deaths; with `host_agent` the
-    workers take part in a run of another launcher. Call this from the main thread, which gets the signals: the first
-    SIGTERM asks the workers, by the signal `ask`, to save and leave; a second one, and any other, ends them.
+    `on_line` gets what they print on standard error, and on standard output unless `on_output` takes that. With
+    `elastic` the run survives deaths; with `host_agent` the workers take part in a run of another launcher. Call this
+    from the main thread, which gets the signals: the first SIGTERM asks the workers, by the signal `ask`, to save and
+    leave; a second one, and any other, ends them.
     """
-    plan = LaunchPlan(
-        command=command,
-        workers=workers,
-        servers=servers,
-        layout=layout,
-        environ=environ,
-        run_dir=run_dir,
-        prefix=prefix,
-        load=load,
-    )
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(TerminationSignals())
         coordination = stack.enter_context(_coordinate(plan, elastic)) if elastic else None

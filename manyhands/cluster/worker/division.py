@@ -30,21 +30,21 @@ class Division(World):
         self.divisions = {}
         self._transport: Transport | None = None
         self.hosts = _hosts(world, mine)
-        near = next(ranks for ranks in self.hosts if self.rank in ranks)
-        names = [mine[rank] for rank in near]
+        local = next(ranks for ranks in self.hosts if self.rank in ranks)
+        names = [mine[rank] for rank in local]
         self.host = Host(
-            _memory(world, names[0]), near, near.index(self.rank), check=world.check, names=names
+            _memory(world, names[0]), local, local.index(self.rank), check=world.check, names=names
         )
-        self._far_group: Any = None
+        self._remote_group: Any = None
         self._between: BetweenHosts | None = None
         if len(self.hosts) > 1:
             network = world.network().among(f"division/{mine}")
-            self._far_group = network.group("workers", mine, world.rank)
+            self._remote_group = network.group("workers", mine, world.rank)
             self._between = BetweenHosts(
                 [[mine[rank] for rank in ranks] for ranks in self.hosts], world.rank, network
             )
         self.comm: Comm = SharedComm(
-            self.host, self.rank, self.size, self._between, self.transport, self._far
+            self.host, self.rank, self.size, self._between, self.transport, self._remote
         )
 
     def close(self) -> None:
@@ -61,8 +61,8 @@ def divided(world: World, groups: Sequence[Sequence[int]]) -> World:
 
 def _hosts(world: World, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The group's members by host, as ranks within the group."""
-    found = (tuple(ranks.index(rank) for rank in ranks if rank in near) for near in world.hosts)
-    return tuple(sorted(near for near in found if near))
+    found = (tuple(ranks.index(rank) for rank in ranks if rank in host) for host in world.hosts)
+    return tuple(sorted(local for local in found if local))
 
 
 def _memory(world: World, first: int) -> int:

@@ -14,7 +14,7 @@ from types import FrameType
 
 from manyhands.cluster.launchers import local
 
-_end: Callable[[], None] | None = None
+_is_installed = False  # whether this process hears signals
 _is_heard = False  # whether a session looks
 is_asked = False  # whether this process is to save and leave
 _times = 0  # that this process was told to end
@@ -22,10 +22,14 @@ _times = 0  # that this process was told to end
 
 def install(end: Callable[[], None]) -> None:
     """From now on signals do what is said above; `end` ends this process at once."""
-    global _end
-    _end = end
-    signal.signal(signal.SIGTERM, _hear)
-    signal.signal(local.ASK, _hear)
+    global _is_installed
+    _is_installed = True
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        _hear(number, end)
+
+    signal.signal(signal.SIGTERM, hear)
+    signal.signal(local.ASK, hear)
     if local.RANK in os.environ:
         signal.signal(local.END, lambda number, frame: end())
 
@@ -36,7 +40,7 @@ def listen() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     _is_heard = True
-    if _end is None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if not _is_installed and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         install(_die)
 
 
@@ -46,12 +50,11 @@ def stop_listening() -> None:
     _is_heard = False
 
 
-def _hear(number: int, frame: FrameType | None) -> None:
+def _hear(number: int, end: Callable[[], None]) -> None:
     global is_asked, _times
     _times += number == signal.SIGTERM
     if not _is_heard or _times > 1:
-        assert _end is not None
-        _end()
+        end()
     is_asked = True
 
 

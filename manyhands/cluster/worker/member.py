@@ -64,7 +64,7 @@ class Member:
         self._is_leaving = False
         self.is_over = False  # whether this generation has ended
         self._gone: tuple[int, ...] = ()  # the members that it has lost
-        self.steps = 0  # that this worker has committed; every beat says it
+        self.steps = 0  # last committed, by whichever session of this process; every beat says it
         self.wants_change = False  # whether this generation should end between two steps
         self._next: NewGeneration | None = None
         self._refusal = ""

@@ -43,7 +43,10 @@ class Neighbourhood:
 def find_neighbours(rank_info: RankInfo, store: Any = None) -> Neighbourhood:
     """Find the hosts of all processes, which must all ask. `store` is the meeting place, if it is open already."""
     if len(set(rank_info.hosts)) > 1:  # each launcher has the memory of its host
-        assert rank_info.arena_fd is not None
+        if rank_info.arena_fd is None:
+            raise UsageError(
+                f"{rank_info.name} has no memory to share with its host; start all workers with `manyhands launch`"
+            )
         groups = [
             tuple(r for r, host in enumerate(rank_info.hosts) if host == one) for one in set(rank_info.hosts)
         ]
@@ -73,7 +76,10 @@ def open_meeting_place(address: str) -> Any:
 
 
 def _meeting_place(rank_info: RankInfo, timeout_s: float = MEETING_TIMEOUT_S) -> Any:
-    assert rank_info.store is not None
+    if rank_info.store is None:
+        raise UsageError(
+            f"{rank_info.name} was not told where workers meet; start all workers with one launcher"
+        )
     address, _, port = rank_info.store.rpartition(":")
     try:
         return dist.TCPStore(

@@ -49,7 +49,7 @@ class World:
         self.members = tuple(range(self.size))  # what messages to people call the ranks
         self.check = check
         self._between: BetweenHosts | None = None
-        self._far_group: Any = None
+        self._remote_group: Any = None
         self._owns_group = False
         self.divisions: dict[tuple[tuple[int, ...], ...], World] = {}  # by their groups (`division.py`)
         self._connections = connections or Connections()
@@ -71,11 +71,11 @@ class World:
         )
         if len(self.hosts) > 1:
             network = self.network()
-            self._far_group = network.group("workers", range(self.size), self.rank)
+            self._remote_group = network.group("workers", range(self.size), self.rank)
             self._between = BetweenHosts(self.hosts, self.rank, network)
         self._transport: Transport | None = None
         self.comm: Comm = SharedComm(
-            self.host, self.rank, self.size, self._between, self.transport, self._far
+            self.host, self.rank, self.size, self._between, self.transport, self._remote
         )
 
     @property
@@ -102,13 +102,14 @@ class World:
     def channel(self, number: int = 0, *, slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> Transport:
         """Messages that take host memory where they can, and the network under this number; all workers must ask, in
         the same order."""
-        far = C10dTransport(self._far_group, tag=number, names=self.members) if self._far_group else None
-        near = MailboxTransport(self.host, slots=slots, slot_bytes=slot_bytes)
-        return RoutedTransport(self.rank, self.size, self.host.ranks, near, far)
+        local = MailboxTransport(self.host, slots=slots, slot_bytes=slot_bytes)
+        if self._remote_group is None:
+            return local  # one host: its workers have their ranks of the world
+        return RoutedTransport(self.host.ranks, local, self._remote(number))
 
-    def _far(self) -> Transport:
+    def _remote(self, number: int = CHANNELS) -> Transport:
         """Messages to workers of other hosts alone: each worker makes it when it needs it, without the others."""
-        return C10dTransport(self._far_group, tag=CHANNELS, names=self.members)
+        return C10dTransport(self._remote_group, tag=number, names=self.members)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
@@ -127,12 +128,12 @@ class World:
 
     def start_exchange(self, row: Sequence[float]) -> Callable[[], list[list[float]]]:
         """Begin an exchange; calling what it returns waits for the other hosts (the own host is waited for at once)."""
-        near = self.host.exchange(row)
+        local = self.host.exchange(row)
         if self._between is None:
-            return lambda: near
+            return lambda: local
         # One number more than asked for: Gloo does not even meet for a sum of nothing.
         table = torch.zeros(self.size, len(row) + 1, dtype=torch.float64)
-        for rank, values in zip(self.host.ranks, near, strict=True):
+        for rank, values in zip(self.host.ranks, local, strict=True):
             table[rank, :-1] = torch.tensor(values, dtype=torch.float64)
         wait = self._between.start_quick(table)
 
@@ -170,7 +171,7 @@ class World:
             division.close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
-        self._between = self._transport = self._far_group = None
+        self._between = self._transport = self._remote_group = None
         self._connections.release()
         self.host.close()
 

@@ -52,8 +52,8 @@ def _check_rules(transfers: Round, schedule: Schedule) -> None:
     ):
         if repeated := [rank for rank, times in Counter(ranks).items() if times > 1]:
             raise ValueError(f"rank {min(repeated)} {who} more than one message")
-        if strangers := set(ranks) - set(range(schedule.size)):
-            raise ValueError(f"rank {min(strangers)} is not one of {schedule.size}")
+        if unknown := set(ranks) - set(range(schedule.size)):
+            raise ValueError(f"rank {min(unknown)} is not one of {schedule.size}")
     for transfer in transfers:
         if not transfer.parts or not set(transfer.parts) <= set(range(schedule.parts)):
             raise ValueError(f"parts {transfer.parts} are not among the {schedule.parts} parts")

@@ -15,7 +15,7 @@ from manyhands.comm.collectives.schedule import Schedule, Transfer, Turn
 from manyhands.comm.transports.transport import Handle, Transport
 
 PIECE_BYTES = 1 << 19
-"""The longest message, about. Shorter ones cost more work per byte, longer ones leave the wire idle for longer."""
+"""The longest message, about. Shorter ones cost more work per byte, longer ones leave the network idle for longer."""
 
 SIDE_BY_SIDE = 4
 """Stripes that begin together: with one alone, every round would wait for its messages to cross."""

@@ -49,7 +49,7 @@ class _Work:
 
 @contextmanager
 def _naming(worker: int) -> Iterator[None]:
-    """Gloo marks what went wrong on the wire only by the source file at the head of its message."""
+    """Gloo marks what went wrong on the network only by the source file at the head of its message."""
     try:
         yield
     except RuntimeError as error:

@@ -33,8 +33,8 @@ class Connections:
 
     @contextlib.contextmanager
     def drawing(self, *ports: int) -> Iterator[set[int]]:
-        """What is connected meanwhile from or to one of the ports belongs to these wires; raises if they are cut by
-        then. Other threads may connect to elsewhere. Ports that are known later can be added to what this gives."""
+        """What is connected meanwhile from or to one of the ports is one of these; raises if they are cut by then.
+        Other threads may connect to elsewhere. Ports that are known later can be added to what this gives."""
         with self._lock:
             self._before, self._ports = set(_sockets()), set(ports)
         try:
@@ -87,8 +87,8 @@ class Connections:
 
     def _shut_down(self) -> None:
         while self._ours:
-            with self._ours.pop() as wire, contextlib.suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
+            with self._ours.pop() as connection, contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def port_of(place: str | None) -> list[int]:

@@ -8,11 +8,9 @@ from manyhands.comm.transports.transport import Handle, Transport
 class RoutedTransport:
     """Ranks are those of the world; `local` counts the workers of this host, in the order of `local_ranks`."""
 
-    def __init__(
-        self, rank: int, size: int, local_ranks: tuple[int, ...], local: Transport, remote: Transport | None
-    ) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, local_ranks: tuple[int, ...], local: Transport, remote: Transport) -> None:
+        self.rank = remote.rank
+        self.size = remote.size
         self._local_index = {peer: index for index, peer in enumerate(local_ranks)}
         self._local = local
         self._remote = remote
@@ -28,5 +26,4 @@ class RoutedTransport:
     def _route(self, peer: int) -> tuple[Transport, int]:
         if peer in self._local_index:
             return self._local, self._local_index[peer]
-        assert self._remote is not None, f"worker {peer} is on another host and there is no network transport"
         return self._remote, peer

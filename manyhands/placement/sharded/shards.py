@@ -92,9 +92,9 @@ class Shards(ModelParallelPart):
             for name, value in values.items()
         }
 
-    def piece(self, name: str, value: Tensor | None) -> TensorSlice:
+    def _piece_of(self, name: str) -> TensorSlice:
         gathered = self._gathered.get(self._ids[name])
-        return gathered.piece if gathered else super().piece(name, value)
+        return gathered.piece if gathered else super()._piece_of(name)
 
     def bind(self, deliver: Callable[[int, Tensor], None]) -> None:
         self._deliver = deliver

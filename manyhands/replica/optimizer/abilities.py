@@ -29,7 +29,7 @@ ELEMENT_WISE: tuple[type[Optimizer], ...] = (
 
 _REFUSED = (RuntimeError, TypeError, ValueError)  # what an optimizer raises that cannot take a gradient
 
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
 
 
 def is_element_wise(optimizer: Optimizer) -> bool:
@@ -54,16 +54,10 @@ def twin(optimizer: Optimizer) -> Optimizer:
     copy.__dict__.update(optimizer.__dict__)
     copy.__dict__.pop("step", None)  # a scheduler replaces it on the original, to see that it is called
     copy.__dict__.update(state=defaultdict(dict), param_groups=[])
-    for name in _HOOKS:
+    for name in HOOKS:
         if name in copy.__dict__:
             copy.__dict__[name] = type(copy.__dict__[name])()
     return copy
-
-
-def is_watched(optimizer: Optimizer) -> bool:
-    """Whether hooks, or a scheduler that replaced the method, want to see `step` called on the original."""
-    state = vars(optimizer)
-    return "step" in state or any(state.get(name) for name in _HOOKS)
 
 
 def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:

@@ -22,7 +22,7 @@ from manyhands.errors import PeerLost
 __all__ = ["TcpConnection", "TcpPort", "make_keys"]
 
 _LARGEST_BYTES = 1 << 30
-_LINGER_MS = 2_000  # how long the last words may take to leave
+_LINGER_MS = 2_000  # how long the last messages may take to leave
 _PATIENCE_MS = 200
 _CONNECT_S = 300.0
 
