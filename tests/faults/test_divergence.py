@@ -25,7 +25,7 @@ for step in range(1, 1000):
     bad = step == 7 and session.rank == 1
     session.step(torch.full((4, 1), float("inf") if bad else 1e-3))
     if step % 5 == 0:
-        session.save()
+        session.save(wait=True)
 """
 
 
