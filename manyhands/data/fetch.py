@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +83,8 @@ class Web:
         return paths
 
     def _download(self, name: str, path: Path, progress: Progress | None) -> None:
+        import urllib.request  # here: every session loads this module, and few download
+
         with (
             urllib.request.urlopen(self.address + name, timeout=self.timeout_s) as reply,
             path.open("wb") as file,

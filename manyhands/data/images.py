@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from manyhands.data.pictures import PictureSettings, pictures
@@ -38,6 +37,8 @@ class FolderStore:
         return images, self.labels[indices]
 
     def _decoded(self, path: Path) -> Tensor:
+        from PIL import Image, ImageOps  # here: every session loads this module, and few load pictures
+
         try:
             with Image.open(path) as image:
                 # JPEGs can be decoded at a fraction of their size, which is most of the work saved.
@@ -112,6 +113,8 @@ def _listed(folder: Path, classes: list[str]) -> tuple[list[Path], Tensor]:
 
 
 def _default_size(path: Path) -> int:
+    from PIL import Image
+
     try:
         with Image.open(path) as image:
             return min(*image.size, _LARGEST_DEFAULT_SIZE)

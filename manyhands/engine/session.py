@@ -30,7 +30,6 @@ from manyhands.engine.step import step, survive, together
 from manyhands.engine.summary import summarize
 from manyhands.errors import CheckpointError, UsageError
 from manyhands.replica.part import Loss
-from manyhands.servers.process.startup import be_a_server
 
 T = TypeVar("T")
 
@@ -307,6 +306,8 @@ class Session:
 
 def _serve(training: Training, settings: Settings, context: ServerContext, member: Member | None) -> NoReturn:
     """This process is a server: it serves until the run ends."""
+    from manyhands.servers.process.startup import be_a_server  # here: workers never load what servers run
+
     mesh = placements.parse(settings.placement).mesh(context.rank_info.workers)
     be_a_server(
         context,

@@ -1,4 +1,4 @@
-"""Strategies are named in their own package only, and the launcher does without torch."""
+"""Strategies are named in their own package only; launcher and workers load only what they run."""
 
 import ast
 import re
@@ -69,3 +69,12 @@ def test_the_command_line_starts_without_torch() -> None:
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "manyhands.cli" in loaded
     assert not {name for name in loaded if name.partition(".")[0] in ("torch", "numpy")}
+
+
+@pytest.mark.processes
+def test_a_worker_loads_nothing_that_only_a_server_runs() -> None:
+    code = "import sys, manyhands; manyhands.session; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "manyhands.engine.session" in loaded
+    assert not [name for name in loaded if name.startswith(("manyhands.servers.process.", "PIL"))]
