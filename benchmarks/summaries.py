@@ -199,7 +199,9 @@ def _commit() -> dict[str, str]:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        commit, changes = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "-uno")
+        commit = git("rev-parse", "--short=12", "HEAD")
+        # A run of several jobs writes the summaries of the first ones before it measures the others.
+        changes = git("status", "--porcelain", "-uno", "--", ":/", ":(exclude)results")
     except (OSError, subprocess.CalledProcessError):
         return {"hash": NOT_RECORDED, "is": "there was no git repository"}
     return {"hash": commit, "is": "measured, with uncommitted changes" if changes else "measured"}
