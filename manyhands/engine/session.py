@@ -28,6 +28,7 @@ from manyhands.engine.rejoin import enter_first
 from manyhands.engine.settings import Settings, Training
 from manyhands.engine.step import step, survive, together
 from manyhands.engine.summary import summarize
+from manyhands.engine.whereabouts import Whereabouts
 from manyhands.errors import CheckpointError, UsageError
 from manyhands.replica.part import Loss
 
@@ -77,7 +78,7 @@ def session(
     return made
 
 
-class Session:
+class Session(Whereabouts):
     """The step, the data, evaluation, saving and resuming of one run."""
 
     def __init__(
@@ -98,66 +99,6 @@ class Session:
         telemetry.event(
             "start", workers=self.workers, strategy=settings.strategy, placement=settings.placement
         )
-
-    # Where the run is
-
-    @property
-    def rank(self) -> int:
-        """Which worker this is, of `workers`; it may change when another worker dies."""
-        return self.world.rank
-
-    @property
-    def workers(self) -> int:
-        return self.world.size
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this worker is the one that prints and writes for all."""
-        return self.rank == 0
-
-    @property
-    def world(self) -> World:
-        return self.engine.world
-
-    @property
-    def model(self) -> nn.Module:
-        return self.engine.training.model
-
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.engine.training.optimizer
-
-    @property
-    def out(self) -> Path | None:
-        """The run's directory."""
-        return self.engine.settings.out
-
-    @property
-    def steps(self) -> int:
-        return self.engine.progress.steps
-
-    @property
-    def epoch(self) -> int:
-        return self.engine.progress.epoch
-
-    @property
-    def samples(self) -> int:
-        """How many samples the steps of all workers have used."""
-        return self.engine.progress.samples
-
-    @property
-    def position(self) -> int:
-        """How many samples of this epoch."""
-        return self.engine.progress.position
-
-    @property
-    def measured(self) -> dict[str, float]:
-        """The results of the last evaluation."""
-        return self.engine.progress.measured
-
-    @property
-    def is_closed(self) -> bool:
-        return self.engine.is_closed
 
     def warn(self, warning: str) -> None:
         """Record a warning; worker 0 prints it."""
