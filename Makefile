@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ADAPTED := .adapters/.ready
 
-.PHONY: help train test test-fast golden chaos lint bench bench-check numbers peers clean
+.PHONY: help train test test-fast golden chaos lint docs bench bench-check numbers peers clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
@@ -13,6 +14,7 @@ help:
 	@echo "make golden  write down anew what every strategy and placement computes (about a minute)"
 	@echo "make chaos   kill workers, servers and hosts at random instants, 200 times (about 20 minutes)"
 	@echo "make lint    formatting, lint and types"
+	@echo "make docs    the documentation as a site that can be searched, in build/site"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
 	@echo "make bench-check  that every benchmark runs, with numbers that mean nothing (about 2 minutes)"
 	@echo "make numbers make docs/benchmarks.md, README's table and its picture from benchmarks/results"
@@ -23,7 +25,7 @@ train: $(READY)
 	$(BIN)/manyhands train
 
 # Two at a time, since many tests wait for processes; a file stays together, for what its tests share.
-test: $(READY)
+test: $(READY) $(ADAPTED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # For work on the code: threads only, no process to start. A test that starts one without its mark fails.
@@ -42,8 +44,14 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "open build/site/index.html"
+
 bench: $(READY)
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/adapters.py
+	$(BIN)/python benchmarks/checks.py
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/startup.py
@@ -76,5 +84,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
+# What the adapters adapt to: on top of .venv, and not in it, since manyhands does not depend on it.
+$(ADAPTED): $(READY)
+	rm -rf .adapters && $(BIN)/python -m venv --without-pip .adapters
+	for path in "$(CURDIR)" "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; do \
+		echo "$$path"; done > "$$(.adapters/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	.adapters/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		lightning transformers accelerate
+	@touch $(ADAPTED)
+
 clean:
-	rm -rf $(VENV) .peers .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .adapters .peers .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info

@@ -110,6 +110,17 @@ FAMILIES = {
         "Ours beside ours as it was",
         "The same jobs by the code of this commit and of an earlier one, in turns.",
     ),
+    "adapters": (
+        "Adapters",
+        "Other people's loops on top of the session beside the session's own step: the same model, data "
+        "and loader, in turns, in one environment. Without us is one process of the package itself. "
+        "Processor time is that of all workers for one step.",
+    ),
+    "checks": (
+        "Looking at people's own code",
+        "What a session looks at before the first step and in every step, by itself, and a start beside "
+        "that of an earlier commit.",
+    ),
     "collectives": (
         "Sums over the processes of one host",
         'Ratios are of speeds: above 1 ours is faster. "Ours" sums a vector in the host\'s memory '
@@ -157,6 +168,16 @@ FAMILIES = {
         "Accuracy",
         "Every set-up trains on the digits within the budget of [comparing fairly](comparing-fairly.md), "
         "once per seed.",
+    ),
+    "porting": (
+        "People's own scripts",
+        "Public scripts at named commits, changed by patches that hold no line of them. A changed line "
+        "counts once. Ours stands beside a DDP form of the same script, which runs under torchrun. Data "
+        "is tiny and made up; torchvision and what else is not there are stand-ins, for the original "
+        "as for its port. Under synchronous ways the port is compared with the original in one process "
+        "of plain PyTorch on the same samples: the largest relative difference of a parameter after 20 "
+        "steps, without dropout, with the same noise for all samples, and in double precision where the "
+        "script allows it.",
     ),
     "placements-pipeline": (
         "Pipelines",

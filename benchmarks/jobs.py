@@ -51,6 +51,13 @@ JOBS = {
     "small-mlp": Job(title="MLP 784-256-10", model="mlp:hidden=256", shape=(784,)),
 }
 
+# For adapters.py: one whose step is all computing, one whose step is all parameters, and one that is hardly there.
+ADAPTED = {
+    "resnet20": Job(title="ResNet20, 3×32×32", model="resnet20", shape=(3, 32, 32)),
+    "mlp": Job(title="MLP 3072-2048-2048-10", model="mlp:hidden=2048-2048", shape=(3072,)),
+    "small-mlp": JOBS["small-mlp"],
+}
+
 
 def build(job: Job) -> tuple[nn.Module, SGD]:
     torch.manual_seed(0)

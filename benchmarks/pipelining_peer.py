@@ -15,9 +15,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional
 
 from manyhands.placement.pipeline.balance import balanced
-from manyhands.placement.pipeline.cost import measure
-from manyhands.placement.pipeline.graph import row
+from manyhands.placement.pipeline.cutting import costs_of
 from manyhands.placement.pipeline.microbatches import microbatches
+from manyhands.placement.pipeline.tracer import record
 
 
 class _Dense(torch.autograd.Function):
@@ -102,15 +102,17 @@ def own_layers(
     model: nn.Module, batch: tuple[Tensor, Tensor], micros: int, rank: int, stages: int
 ) -> nn.Module:
     """This stage's layers; the first worker measures and tells the others."""
-    whole = row(model)
+    row = [(name, module) for name, module in model.named_modules() if type(module) is not nn.Sequential]
     edges = torch.zeros(stages - 1, dtype=torch.int64)
     if rank == 0:
-        (inputs, _), _ = microbatches(batch, len(batch[0]), micros)[0]
-        edges = torch.tensor(balanced(measure(whole, {"inputs": inputs}), stages))
+        (inputs, targets), _ = microbatches(batch, len(batch[0]), micros)[0]
+        recording = record(model, lambda: loss(model(inputs), targets))
+        cuts = balanced(costs_of(recording, micros), stages) or []
+        names = [name for name, _ in row]
+        edges = torch.tensor([names.index(recording.segments[cut].name) for cut in cuts])
     dist.broadcast(edges, 0)
-    limits = [0, *edges.tolist(), len(whole.nodes)]
-    names = [whole.name(index) for index in range(limits[rank], limits[rank + 1])]
-    layers = [model.get_submodule(name) for name in names]
+    limits = [0, *edges.tolist(), len(row)]
+    layers = [module for _, module in row[limits[rank] : limits[rank + 1]]]
     if getattr(layers[0], "inplace", False):  # what comes from another stage cannot be changed here
         layers[0].inplace = False
     return nn.Sequential(Dense(), *layers, Dense())

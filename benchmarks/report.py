@@ -23,6 +23,7 @@ PICTURE = ROOT / "docs" / "images" / "speed.svg"
 BEGIN, END = "<!-- numbers: made by `make numbers` -->", "<!-- end of numbers -->"
 COLUMNS = 100
 SPREAD = "median, lowest, highest, rounds"
+SAME = "the same"  # command, as in the row above
 
 Summary = dict[str, Any]
 
@@ -52,14 +53,17 @@ def load(folder: Path = RESULTS) -> dict[str, Summary]:
 
 def claims(summaries: dict[str, Summary]) -> str:
     """The table, without what surrounds it."""
-    rows = []
+    rows: list[list[str]] = []
+    before = ""
     for claim in CLAIMS:
         summary = summaries[claim.summary]
         found = find(summary, claim.ratio, claim.of)
         number = f"**{_spread(found['median'], found['low'], found['high'])}**"
         result = claim.result.format(number, **_went_on(summary))
         link = f"[{result}](benchmarks/results/{claim.summary}.json)"
-        rows.append([claim.says, claim.against, link, f"`{summary['command']}`"])
+        command = summary["command"]
+        rows.append([claim.says, claim.against, link, SAME if command == before else f"`{command}`"])
+        before = command
     return table(["claim", "against", "result: median round (range)", "command"], rows)
 
 
@@ -111,7 +115,7 @@ def page(summaries: dict[str, Summary]) -> str:
     for prefix, members in ordered.items():
         heading, about = FAMILIES[prefix]
         if members:
-            sections = [section(summary, named[machine(summary)]) for summary in members]
+            sections = [section(summary, named[machine(summary)], members) for summary in members]
             parts += [f"## {heading}\n", fill(about), *sections]
     return "\n".join(parts)
 
@@ -141,16 +145,20 @@ def family(name: str) -> str:
     return max(fitting, key=len)
 
 
-def section(summary: Summary, on: str) -> str:
-    name = summary["benchmark"]
+def section(summary: Summary, on: str, members: Sequence[Summary] = ()) -> str:
+    """A summary; a command that has made several of its family is written at the first of them."""
+    name, command = summary["benchmark"], summary["command"]
+    first = next((each["benchmark"] for each in members if each["command"] == command), name)
     parts = [
         f"### {name}\n",
         fill(f"{summary['title']} ([summary](../benchmarks/results/{name}.json))."),
-        f"`{summary['command']}`\n",
+        f"`{command}`\n" if first == name else f"The command of [{first}](#{first}).\n",
         fill(_origin(summary, on)),
         *(fill(note) for note in summary.get("notes", [])),
         *_counted(summary),
     ]
+    if texts := summary.get("texts"):
+        parts.append(table(list(texts[0]), [list(row.values()) for row in texts]))
     if summary.get("ratios"):
         parts.append(_ratios(summary["ratios"]))
     for unit in dict.fromkeys(line["unit"] for line in summary["measured"]):

@@ -113,6 +113,8 @@ class Findings:
     ratios: list[Ratio] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    texts: list[Mapping[str, str]] = field(default_factory=list)
+    """Rows of a table of words, all with the same columns."""
 
 
 def summary(name: str, findings: Findings, *, time: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,6 +129,7 @@ def summary(name: str, findings: Findings, *, time: str, settings: Mapping[str, 
         "settings": {key: value for key, value in settings.items() if key not in _NOT_SETTINGS},
         "notes": findings.notes,
         "counts": findings.counts,
+        "texts": [dict(row) for row in findings.texts],
         "measured": [line.record() for line in findings.measured],
         "ratios": [_short(line) for line in findings.ratios],
     }
@@ -186,7 +189,7 @@ def _command() -> str:
     words, skip = [], False
     for word in sys.argv[1:]:
         option = word.partition("=")[0]
-        if skip or option in ("--out", "--summaries", "--label"):
+        if skip or option in ("--out", "--summaries", "--label", "--sources"):
             skip = not skip and option == word
             continue
         words.append(word)

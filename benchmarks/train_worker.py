@@ -92,7 +92,7 @@ def main() -> None:
         ends: list[float] = [time.monotonic()]  # the same clock in all processes
         processor_s = time.process_time()
         for _ in range(steps):
-            losses.append(step(batches[len(losses) % len(batches)]))
+            losses.append(float(step(batches[len(losses) % len(batches)])))
             ends.append(time.monotonic())
         return {
             "batch": options.batch,

@@ -6,7 +6,9 @@ alike; a turn that is a whole run, with its start, takes so long that it finds a
 
 import json
 import multiprocessing
+import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.connection import wait
@@ -105,3 +107,41 @@ def follow(path: str, rank: int, run: Callable[[int], dict[str, Any]]) -> None:
         baton.send(json.dumps({"rank": rank}).encode())
         while steps := baton.recv(_LARGEST_BYTES):
             baton.send(json.dumps(run(int(steps))).encode())
+
+
+class Paced:
+    """The same for a worker whose loop belongs to somebody else: told of the end of every step, it holds the loop up
+    until it is this contender's turn again, and ends the process when nobody asks any more."""
+
+    def __init__(self, path: str, rank: int, batch: int) -> None:
+        self._baton = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._baton.connect(path)
+        self._baton.send(json.dumps({"rank": rank}).encode())
+        self._batch = batch
+        self._wait()
+
+    def _wait(self) -> None:
+        asked = self._baton.recv(_LARGEST_BYTES)
+        if not asked:
+            os._exit(0)  # in the middle of a loop that does not end
+        self._left = int(asked)
+        self._step_s: list[float] = []
+        self._losses: list[float] = []
+        self._processor_s = time.process_time()
+        self._at_s = time.monotonic()
+
+    def step(self, loss: float) -> None:
+        """A step has ended."""
+        now_s = time.monotonic()
+        self._step_s.append(now_s - self._at_s)
+        self._losses.append(loss)
+        self._at_s = now_s
+        if len(self._step_s) == self._left:
+            said = {
+                "batch": self._batch,
+                "step_s": self._step_s,
+                "losses": self._losses,
+                "processor_s": time.process_time() - self._processor_s,
+            }
+            self._baton.send(json.dumps(said).encode())
+            self._wait()

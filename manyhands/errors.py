@@ -4,7 +4,9 @@ Each message is one sentence with the numbers, the reason and the way out. The c
 message alone; a traceback is for bugs, and these are not bugs.
 """
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 class ManyhandsError(Exception):
@@ -16,10 +18,24 @@ class UsageError(ManyhandsError):
 
 
 class UnknownName(UsageError):
-    """A name that is in no table; the message lists the names that are."""
+    """A name that is in no table; the message lists the names that are.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
+    `elsewhere` are names of other systems, and what they are called here.
+    """
+
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+    ) -> None:
+        names = sorted(known)
+        said = f"unknown {kind} {name!r}; known: {', '.join(names)}"
+        super().__init__(said + did_you_mean(name, names, elsewhere or {}))
+
+
+def did_you_mean(name: str, known: Iterable[str], elsewhere: Mapping[str, str]) -> str:
+    """The end of a sentence about an unknown name: what was probably meant, if that can be guessed."""
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    meant = elsewhere.get(plain) or " or ".join(difflib.get_close_matches(plain, list(known), 2, 0.7))
+    return f"; did you mean {meant}?" if meant else ""
 
 
 class DataError(ManyhandsError):
@@ -48,3 +64,18 @@ class ServersLost(ManyhandsError):
 
 class Diverged(ManyhandsError):
     """Training has left the numbers: the loss or the parameters are not finite."""
+
+
+class RunFailed(ManyhandsError):
+    """A run that `mh.run` has started has failed in a worker."""
+
+    def __init__(
+        self, message: str, *, worker: int | None = None, traceback: str = "", results: Sequence[Any] = ()
+    ) -> None:
+        super().__init__(f"{message}\n\n{traceback}" if traceback else message)
+        self.worker = worker
+        """The rank of the worker that failed, if it was one."""
+        self.traceback = traceback
+        """What that worker printed at its end."""
+        self.results = results
+        """What the workers had returned by then."""

@@ -77,11 +77,17 @@ def settings_of(
     return {key: convert(value, hints[key], f"{name}:{key}") for key, value in settings.items()}
 
 
-def parse(text: str, table: Mapping[str, Callable[..., T]], kind: str) -> T:
-    """Build the named entry of a table with its settings: the inverse of `describe`."""
+def parse(
+    text: str,
+    table: Mapping[str, Callable[..., T]],
+    kind: str,
+    elsewhere: Mapping[str, str] | None = None,
+) -> T:
+    """Build the named entry of a table with its settings: the inverse of `describe`. `elsewhere` are names of other
+    systems, and what they are called here."""
     name, positional, settings = split(text)
     if name not in table:
-        raise UnknownName(kind, name, table)
+        raise UnknownName(kind, name, table, elsewhere)
     first = getattr(table[name], "POSITIONAL", None)  # the setting that needs no key
     if positional and first and first not in settings:
         settings[first] = positional.pop(0)

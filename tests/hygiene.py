@@ -39,6 +39,7 @@ ALLOWED = (
     Allowed(
         "descriptor", r"/memfd:manyhands \(deleted\)", "the world of the tests' own process, left at its exit"
     ),
+    Allowed("variable", "MANYHANDS_WORKER", "a worker says in it which process it is, for what it starts"),
     Allowed("process", ".*resource_tracker.*", "multiprocessing's helper lives as long as its process"),
 )
 

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from manyhands.cluster.worker.member import Member
 from manyhands.cluster.worker.world import World
-from manyhands.engine.session import Session
+from manyhands.engine.session import Session, make
 from manyhands.engine.settings import Settings, Training
 
 
@@ -23,4 +23,4 @@ def session_of(
 ) -> Session:
     """A session, with `Settings` by their names."""
     training = Training(model=model, optimizer=optimizer, loss=loss, scheduler=scheduler)
-    return Session(training, Settings(**settings), world, member)
+    return make(training, Settings(**settings), world, member)

@@ -1,6 +1,7 @@
 """Several workers of one host, and servers, as threads of this process: the real memory and the real waiting, without
 the start-up."""
 
+import contextlib
 import os
 import threading
 import time
@@ -48,6 +49,11 @@ def in_threads(
                 results[rank] = work(world)
             except SystemExit:
                 assert rank_info.server is not None, "a worker ended early"
+            except Exception:
+                if rank_info.server is None or world.serving is None or world.serving.is_over:
+                    raise
+                with contextlib.suppress(SystemExit):
+                    world.serving.run()
         except BaseException as error:
             errors.append(error)
             # Servers end when their workers' connections do: nothing must hold on to the session that failed.

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from manyhands.checkpoint import manifest
 from manyhands.errors import CheckpointError
+from manyhands.foreign.regular import read_small
 
 POINTER = "latest"
 # `.replaced` is the old checkpoint of a step that is saved again; it counts until the new one is in place.
-NAME = re.compile(r"step-(?P<step>\d{8,})(?P<replaced>\.replaced)?")
+NAME = re.compile(r"step-(?P<step>[0-9]{8,15})(?P<replaced>\.replaced)?")
 # A copy of the state that did not fit into memory.
 COPY = "copy"
 # A save that is cut short leaves files called after one of these.
@@ -76,7 +77,7 @@ def latest(directory: Path) -> Path | None:
 
 def _pointed(directory: Path) -> Path | None:
     try:
-        name = (directory / POINTER).read_text().strip()
+        name = read_small(directory / POINTER).decode().strip()
     except (OSError, UnicodeDecodeError):
         return None
     return directory / name if NAME.fullmatch(name) and (directory / name).is_dir() else None

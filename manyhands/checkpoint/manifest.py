@@ -4,22 +4,29 @@ The manifest vouches for itself too, because its sequence number decides which c
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from manyhands.checkpoint.disk import Chunks
 from manyhands.errors import CheckpointError
+from manyhands.foreign.regular import open_regular, read_small
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]  # the next save counts on from it
+FileName = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}$")
+]  # in the directory itself
 
 
 class FileMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one file is recognised."""
 
-    size_bytes: int
+    size_bytes: Count
     sha256: str
 
 
@@ -27,9 +34,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One checkpoint's manifest; `sequence` counts the saves in its directory."""
 
     format: int = FORMAT
-    step: int
-    sequence: int
-    files: dict[str, FileMark]
+    step: Count
+    sequence: Count
+    files: dict[FileName, FileMark]
     sha256: str = ""
 
 
@@ -63,7 +70,7 @@ def encode(manifest: Manifest) -> bytes:
 def read(directory: Path) -> Manifest:
     """The manifest of a checkpoint; every changed byte is noticed."""
     try:
-        raw = (directory / MANIFEST).read_bytes()
+        raw = read_small(directory / MANIFEST)
     except OSError as error:
         raise CheckpointError(f"{MANIFEST} cannot be read ({error.strerror})") from error
     try:
@@ -73,15 +80,17 @@ def read(directory: Path) -> Manifest:
                 f"{MANIFEST} says format {version}, this version of manyhands reads format {FORMAT}"
             )
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{MANIFEST} is not a manifest ({error})") from error
     if encode(manifest) != raw:
         raise CheckpointError(f"{MANIFEST} does not match its own checksum")
     return manifest
 
 
-def verify(directory: Path, manifest: Manifest) -> None:
-    """Compare every file with its mark; sizes first, because they cost nothing."""
+def verify(directory: Path, manifest: Manifest, needed: Sequence[str] = ()) -> None:
+    """Compare every file with its mark, those `needed` among them; sizes first, because they cost nothing."""
+    if missing := [name for name in needed if name not in manifest.files]:
+        raise CheckpointError(f"{MANIFEST} does not vouch for {', '.join(missing)}")
     for name, mark in manifest.files.items():
         try:
             size_bytes = (directory / name).stat().st_size
@@ -90,7 +99,7 @@ def verify(directory: Path, manifest: Manifest) -> None:
         if size_bytes != mark.size_bytes:
             raise CheckpointError(f"{name} has {size_bytes} bytes instead of {mark.size_bytes}")
     for name, mark in manifest.files.items():
-        with (directory / name).open("rb") as file:
+        with open_regular(directory / name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != mark.sha256:
                 raise CheckpointError(f"{name} does not match its checksum")
 

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.errors import CheckpointError
+from manyhands.foreign.regular import read_small
+
+LARGEST_BYTES = 1 << 30
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -21,8 +24,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
 def decode(path: Path) -> dict[str, Any]:
     """The record in a file."""
     try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
+        value = json.loads(read_small(path, LARGEST_BYTES))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name} holds a {type(value).__name__}, not a record")

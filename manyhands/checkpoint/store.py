@@ -57,7 +57,7 @@ def load(path: Path) -> Contents:
 
 def _read(place: Path) -> Contents:
     try:
-        manifest.verify(place, manifest.read(place))
+        manifest.verify(place, manifest.read(place), needed=(TENSORS, RECORD))
         return tensor_file.decode(place / TENSORS), record_file.decode(place / RECORD)
     except OSError as error:
         raise CheckpointError(f"it cannot be read: {reason(error)}") from error

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from manyhands.errors import CheckpointError
+from manyhands.foreign.regular import open_regular
 
 PIECE_BYTES = 8 * 2**20
+MOST_DIMENSIONS = 64
 
 DTYPES = {
     torch.float64: "F64",
@@ -90,8 +91,14 @@ def encode(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
 def decode(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file, mapped: read when touched; changes never reach the file."""
     try:
-        return dict(load_file(path))
-    except SafetensorError as error:
+        open_regular(path).close()
+        found = dict(load_file(path))
+        if wrong := [name for name, tensor in found.items() if tensor.ndim > MOST_DIMENSIONS]:
+            raise ValueError(f"{wrong[0]!r} has {found[wrong[0]].ndim} dimensions")
+        return found
+    except OSError:
+        raise
+    except Exception as error:  # the library's own errors, and those of PyTorch where it makes the tensors
         raise CheckpointError(f"{path.name} is not a safetensors file ({error})") from error
 
 

@@ -1,33 +1,33 @@
 """`manyhands launch`: the user's own script in every worker."""
 
 import argparse
+import itertools
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from manyhands import placement, strategies
-from manyhands.cli.run import (
-    again_terms,
-    check_workers,
-    elastic_terms,
-    join_run,
-    make_directory,
-    new_run,
-    refuse_hosts,
-    run_workers,
-    with_servers,
-    worker_range,
-)
+from manyhands import strategies
+from manyhands.cli.joiner import join_run
+from manyhands.cli.script import ScriptCommand, command_of
 from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.errors import UsageError
+from manyhands.launching.ending import end_of_run, say_run, script_goes_on
+from manyhands.launching.run import check_workers, make_directory, refuse_hosts, with_servers
+from manyhands.launching.user_code import LaunchSettings, add_options, admitted_mesh, from_options, launch
+from manyhands.launching.words import say
+
+OTHERS = ("join", "hosts", "debug")  # options that are no settings of `mh.run`
 
 EXAMPLES = f"""\
 examples:
   manyhands launch script.py                          2 workers
   manyhands launch --workers 4 script.py --lr 0.1     what follows the script is the script's own
+  manyhands launch --workers 4 -m package.train --lr 0.1    a module, as python -m runs it
+  manyhands launch --debug 0 script.py                worker 0 has this terminal: breakpoint(), input()
   manyhands launch --strategy {strategies.DEFAULT}:topology=tree --workers 4 script.py
   manyhands launch --out runs/mine script.py          events, checkpoints and summary go there
   manyhands launch --workers 2:6 --out runs/mine script.py    2 workers, and others may join ...
@@ -40,6 +40,10 @@ the script keeps its loop; only the step changes:
   session = mh.session(model, optimizer, loss)        # loss(model, batch) → mean over the batch
   for batch in session.batches(dataset, batch_size=32):
       session.step(batch)
+
+in the script, also before the session: mh.rank(), mh.workers(), and `with mh.main_process_first():` for downloads;
+RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set. What each worker prints is also in logs/ of the run's
+directory. A script without a session trains once in each worker: the end says so, and the exit code is 64.
 
 `python script.py` alone is a world of one. Under torchrun, mpirun or Slurm the same command joins that world:
   torchrun --nproc-per-node 2 --no-python manyhands launch script.py
@@ -55,31 +59,7 @@ def add_to(verbs: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--strategy", metavar="S", default=strategies.DEFAULT, help="a name of `list strategies`"
-    )
-    parser.add_argument(
-        "--placement", metavar="P", default=placement.DEFAULT, help="a name of `list placements`"
-    )
-    parser.add_argument(
-        "--workers",
-        type=worker_range,
-        metavar="N",
-        help="processes (default 2); 2:6 lets others join up to 6",
-    )
-    parser.add_argument(
-        "--servers",
-        type=int,
-        metavar="N",
-        help="processes that own parameters (default 0); with --hosts and --join those of this host, and copies=1 in "
-        "--strategy keeps what each has on another host too",
-    )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the run's directory (default: a new one under runs/)"
-    )
+    add_options(parser)
     parser.add_argument(
         "--join", metavar="DIR", help="be one more worker of the run in that directory; the key is in it"
     )
@@ -88,59 +68,80 @@ def add_to(verbs: Any) -> None:
         metavar="N",
         help="begin when N hosts have come, the others by --join; 2@10.0.0.1 says at which address",
     )
+    _add_script(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_script(parser: argparse.ArgumentParser) -> None:
+    """What to run, and how to look into it."""
+    parser.add_argument(
+        "--debug",
+        type=int,
+        metavar="N",
+        help="worker N gets this terminal, for pdb and input(); the others print into their logs alone",
+    )
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="package.module …",
+        help="run a module instead of a script, as python -m does",
+    )
     parser.add_argument("script", metavar="script.py", nargs="?", help="your script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.join is not None:
-        command = [options.script, *options.arguments] if options.script else []
+        if options.debug is not None:
+            raise UsageError("--debug is for the workers that a run begins with; leave it out with --join")
+        is_given = options.script is not None or options.module is not None
+        words = command_of(options).words if is_given else []
         workers = options.workers[0] if options.workers else 1
-        return join_run(options.join, command, workers, options.servers or 0)
-    if options.script is None:
-        raise UsageError("name the script to run, as in manyhands launch script.py")
-    script = Path(options.script)
-    if not script.is_file():
-        raise UsageError(f"there is no script {options.script!r} here; give the path of a Python file")
+        return join_run(options.join, words, workers, options.servers or 0)
+    command = command_of(options)
     rank_info = with_servers(own_rank_info(), options.servers)
     if rank_info.launcher != "alone":
         refuse_hosts(options.hosts, rank_info)
-        return _join(options, rank_info)
-    workers, most = options.workers or (2, 2)
-    if workers < 1:
-        raise UsageError(f"workers={workers}: it must be at least 1")
-    servers = options.servers or 0
-    mesh = _check(options, workers, servers)
-    with new_run(options.out, f"{script.stem}-{options.strategy}") as out:
-        command = [str(script), *options.arguments]
-        return run_workers(
-            command,
-            run=out,
-            elastic=elastic_terms(strategies.parse(options.strategy), mesh, most, None, options.hosts),
-            again=again_terms(mesh, command, [], None),  # scripts resume by themselves
-            workers=workers,
-            threads=options.threads,
-            servers=servers,
-            pass_output=True,
-            environ={local.STRATEGY: options.strategy, local.PLACEMENT: options.placement},
+        return _join(options, command, rank_info)
+    if misplaced := _own_option_of(options):
+        say(
+            f"note: `{misplaced}` stands after the script and goes to it; for manyhands, write it before the script"
         )
+    places: list[Path] = []
+    outcome = launch(
+        from_options(options),
+        command.words,
+        command.name,
+        hosts=options.hosts,
+        debug=options.debug,
+        at_end=lambda out, outcome: places.append(out),
+    )
+    code = end_of_run(outcome, places[0], script_goes_on)
+    if outcome.ok:
+        say_run(places[0])
+    return code
 
 
-def _check(options: argparse.Namespace, workers: int, servers: int) -> placement.Mesh:
-    """Refuse what strategy, placement and workers cannot be together; returns the shape that they form."""
-    strategy, placed = strategies.parse(options.strategy), placement.parse(options.placement)
-    mesh = placed.mesh(workers)
-    asked = strategies.Asked(workers=mesh.replicas, servers=servers)
-    placement.admit(placed, mesh, strategy, asked)
-    strategies.admit(strategy, asked)
-    return mesh
+def _own_option_of(options: argparse.Namespace) -> str:
+    """An option of `launch` that is written after the script, and not before it as well."""
+    defaults = {one.name: one.default for one in fields(LaunchSettings)} | dict.fromkeys(OTHERS)
+    words = [*options.arguments, *(options.module or [])[1:]]
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue="-"):
+        name, equals, _ = word.partition("=")
+        if name[:2] == "--" and name[2:] in defaults and getattr(options, name[2:]) == defaults[name[2:]]:
+            return word if equals or following.startswith("-") else f"{word} {following}"
+    return ""
 
 
-def _join(options: argparse.Namespace, rank_info: RankInfo) -> int:
+def _join(options: argparse.Namespace, command: ScriptCommand, rank_info: RankInfo) -> int:
     """Run the script here, as one worker of a world that another launcher started."""
+    if options.debug is not None:
+        raise UsageError(
+            f"--debug is for runs of our own launcher, and {rank_info.launcher} has started this one; leave it out"
+        )
     check_workers(options.workers and options.workers[0], rank_info)
-    _check(options, rank_info.workers, rank_info.servers)
+    admitted_mesh(from_options(options), rank_info.workers, rank_info.servers)
     if options.threads is not None:
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
     os.environ |= {local.STRATEGY: options.strategy, local.PLACEMENT: options.placement}
@@ -148,6 +149,6 @@ def _join(options: argparse.Namespace, rank_info: RankInfo) -> int:
         os.environ[local.RUN_DIR] = str(make_directory(options.out))
     from manyhands.cluster.worker import entry
 
-    sys.argv = [sys.argv[0], options.script, *options.arguments]
+    sys.argv = [sys.argv[0], *command.words]
     entry.main()
     return 0

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import strategies
+from manyhands.launching.ending import shown
+from manyhands.launching.words import width_of, wrapped
 
 
 def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespace) -> None:
@@ -22,7 +24,12 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
         return
     from rich.console import Console
 
-    say = Console(highlight=False, soft_wrap=True).print
+    columns = width_of(sys.stdout)
+    console = Console(highlight=False, soft_wrap=True)
+
+    def say(line: str) -> None:
+        console.print(wrapped(line, columns))
+
     workers = summary["workers"]
     loss = "not a number" if summary["loss"] is None or _is_nan(summary["loss"]) else f"{summary['loss']:.4f}"
     if summary["accuracy"] is not None:
@@ -31,14 +38,13 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
         say(f"[bold]loss      {loss}[/] on the held-out part")
     rate = summary["samples_per_second"]
     team = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
-    say(f"speed     {rate:,.0f} samples/s with {team}")
-    say(f"took      {summary['wall_s']:.1f} s, {summary['steps']:,} steps, {summary['samples']:,} samples")
-    if summary["committed"]:
-        say(f"ledger    {_ledger(summary['committed'])}")
+    say(f"speed     {rate:,.0f} samples/s with {team}, without evaluation and saving")
+    say(f"took      {summary['wall_s']:.1f} s without the start, {summary['steps']:,} steps")
+    say(f"samples   {_samples(summary)}")
     if (stale := summary.get("staleness")) and stale["histogram"]:
         say(f"staleness mean {stale['mean']:.2f}, at most {stale['max']} updates by others; {_shares(stale)}")
     if out is not None:
-        say(f"run       {_relative(out)}")
+        say(f"run       {shown(out)}")
     say("\nwhat to try next:")
     tries = [
         (f"manyhands train --model mlp --workers {workers * 2}", "another model, more workers"),
@@ -49,23 +55,31 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
         again = (
             "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).traits.repeatable
         )
-        tries.insert(0, (f"manyhands train {_relative(out)}/plan.json", again))
+        tries.insert(0, (f"manyhands train {shown(out)}/plan.json", again))
     width = max(len(command) for command, _ in tries)
+    is_narrow = columns is not None and columns < width + 40
     for command, why in tries:
-        say(f"  {command:<{width}}  {why}")
+        say(f"  {command}\n      {why}" if is_narrow else f"  {command:<{width}}  {why}")
 
 
-def _ledger(committed: dict[str, Any]) -> str:
+def _samples(summary: dict[str, Any]) -> str:
     """Whether every sample of every epoch was used once; the epochs of which that is not true are named."""
+    committed = summary["committed"]
+    if not committed:
+        return f"{summary['samples']:,}"
     count = len(committed["epochs"])
-    text = (
-        f"{committed['once']:,} samples of {count} epoch{'s' * (count > 1)} committed once, "
-        f"{committed['twice']:,} twice, {committed['never']:,} never"
+    epochs = f"{count} epoch{'s' * (count > 1)}"
+    odd = [str(check["epoch"] + 1) for check in committed["epochs"] if check["twice"] or check["never"]]
+    left = f"; {committed['left']:,} of epoch {committed['epochs'][-1]['epoch'] + 1} are left" * bool(
+        committed["left"]
     )
-    odd = [check for check in committed["epochs"] if check["twice"] or check["never"]]
-    if odd:
-        text += f" (epoch {', '.join(str(check['epoch'] + 1) for check in odd)})"
-    return f"{text}; {committed['left']:,} left of the last one" if committed["left"] else text
+    if not odd:
+        what = f"of {epochs}" if left else f"= {epochs}"
+        return f"{committed['once']:,} {what}, each used once{left}"
+    return (
+        f"of {epochs}: {committed['once']:,} used once, {committed['twice']:,} more than once, "
+        f"{committed['never']:,} never (epoch{'s' * (len(odd) > 1)} {', '.join(odd)}){left}"
+    )
 
 
 def _shares(stale: dict[str, Any]) -> str:
@@ -78,10 +92,3 @@ def _shares(stale: dict[str, Any]) -> str:
 def _is_nan(value: Any) -> bool:
     """Also for infinity: JSON has neither."""
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def _relative(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

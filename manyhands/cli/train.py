@@ -2,7 +2,6 @@
 
 import argparse
 import fcntl
-import json
 import os
 import sys
 from pathlib import Path
@@ -13,37 +12,28 @@ import msgspec
 from manyhands import strategies
 from manyhands.checkpoint.index import latest
 from manyhands.cli.bars import transfers
+from manyhands.cli.planned import check, note_on, planned
 from manyhands.cli.report import report
-from manyhands.cli.run import (
-    again_terms,
-    check_workers,
-    elastic_terms,
-    forget_records,
-    make_directory,
-    new_run,
-    refuse_hosts,
-    run_workers,
-    with_servers,
-    worker_range,
-)
 from manyhands.cluster.launcher import cores
 from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker import compiler
 from manyhands.errors import ManyhandsError, UsageError
-from manyhands.job import plan as plans
 from manyhands.job.plan import Plan
-
-CLUSTER = (
-    "workers",
-    "hosts",
-    "most_workers",
-    "servers",
-    "threads",
-    "device",
-)  # flags that are words of [cluster]
-TRAIN = ("batch", "optimizer", "seed", "save_every", "keep")  # flags that are words of [train]
+from manyhands.launching.ending import end_of_run, train_goes_on
+from manyhands.launching.run import (
+    admit_workers,
+    again_terms,
+    elastic_terms,
+    forget_records,
+    make_directory,
+    new_run,
+    read_summary,
+    run_workers,
+    worker_range,
+)
+from manyhands.launching.words import say
 
 EXAMPLES = f"""\
 examples:
@@ -165,8 +155,12 @@ def run(options: argparse.Namespace) -> int:
     rank_info = own_rank_info()
     if options.resume and options.out is None:
         raise UsageError("--resume needs --out DIR, the directory of the run to go on with")
-    plan = _plan(options, rank_info)
-    plan.check()
+    plan = planned(options, rank_info)
+    if rank_info.launcher == "alone":
+        cluster = plan.cluster
+        most = cluster.most_workers or cluster.workers
+        admit_workers(cluster.workers, most, cluster.servers, cluster.hosts)
+    check(plan, options)
     _check_directory(options)
     if options.fetch:
         _fetch(plan, rank_info)
@@ -174,18 +168,19 @@ def run(options: argparse.Namespace) -> int:
         return _join(plan, rank_info, options)
     _check_layers(plan)
     plan, why = _settled(plan)
+    note = note_on(options)
     with new_run(options.out, f"{plan.model}-{plan.data}-{plan.strategy}") as out:
         if not options.resume:
             forget_records(out)
-        if why:
-            print(why, file=sys.stderr)
+        for line in filter(None, (note, why)):
+            say(line)
         command = [
             "-m",
             "manyhands.job.declared",
             plan.encode().decode(),
             *(["--resume"] if options.resume else []),
         ]
-        code = run_workers(
+        outcome = run_workers(
             command,
             run=out,
             workers=plan.cluster.workers,
@@ -201,8 +196,9 @@ def run(options: argparse.Namespace) -> int:
             ),
             again=again_terms(plan.mesh(), command, ["--resume"], plan.cluster.replace),
         )
-        if code == 0:
-            report(_summary(out), out, options)
+    code = end_of_run(outcome, out, train_goes_on)
+    if code == 0:
+        report(_summary(out), out, options)
     return code
 
 
@@ -216,42 +212,6 @@ def _settled(plan: Plan) -> tuple[Plan, str]:
     # Written down: the same threads give the same bits, on a machine with other cores too.
     threads = cores.layout(cluster.workers, cluster.threads, cluster.servers).threads
     return msgspec.structs.replace(plan, cluster=msgspec.structs.replace(cluster, threads=threads)), why
-
-
-def _plan(options: argparse.Namespace, rank_info: RankInfo) -> Plan:
-    """The spec file, with what the flags say on top of it."""
-    if options.spec is not None:
-        plan = plans.read(options.spec)
-    elif options.resume and (options.out / "plan.json").exists():
-        plan = plans.read(options.out / "plan.json")
-    else:
-        plan = Plan()
-    given = {key: value for key, value in vars(options).items() if value is not None}
-    if options.workers is not None:
-        given["workers"], given["most_workers"] = options.workers
-    top = {key: given[key] for key in ("model", "data", "strategy", "placement") if key in given}
-    cluster = {key: given[key] for key in CLUSTER if key in given}
-    if rank_info.launcher != "alone":
-        rank_info = with_servers(rank_info, cluster.get("servers", plan.cluster.servers or None))
-        check_workers(given.get("workers"), rank_info)
-        refuse_hosts(options.hosts, rank_info)
-        cluster |= {
-            "workers": rank_info.workers,
-            "servers": rank_info.servers,
-            "most_workers": None,
-            "replace": None,
-        }
-        cluster["hosts"] = None
-    train: dict[str, Any] = {key: given[key] for key in TRAIN if key in given}
-    if options.epochs is not None or options.steps is not None:
-        # Both say how long: either one given here replaces whatever the file says of both.
-        train |= {"epochs": options.epochs, "steps": options.steps}
-    return msgspec.structs.replace(
-        plan,
-        **top,
-        cluster=msgspec.structs.replace(plan.cluster, **cluster),
-        train=msgspec.structs.replace(plan.train, **train),
-    )
 
 
 def _check_directory(options: argparse.Namespace) -> None:
@@ -320,10 +280,9 @@ def _fetch(plan: Plan, rank_info: RankInfo) -> None:
 
 
 def _summary(out: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    except FileNotFoundError:  # all workers that this host began with have died
+    found = read_summary(out)
+    if found is None:  # all workers that this host began with have died
         raise ManyhandsError(
             "the run has ended well, but on another host: its summary and its checkpoints are where worker 0 was"
-        ) from None
+        )
     return found

@@ -109,6 +109,9 @@ class Comm:
         """A zero-filled vector that this comm can sum fastest; all must ask, in the same order."""
         return torch.zeros(length, dtype=dtype)
 
+    def keep_values(self, vector: Tensor) -> None:
+        """What shows some of a `vector` keeps its values when its memory is returned."""
+
     def give_back(self, vector: Tensor) -> None:
         """Return the memory of a `vector`, whose contents are lost; all workers must, and none may still use it."""
 

@@ -79,6 +79,10 @@ class SharedComm(Comm):
         self._in_place.append(rows)
         return rows.mine[:length]
 
+    def keep_values(self, vector: Tensor) -> None:
+        if isinstance(self._host, Host):
+            self._host.arena.keep_values(vector)
+
     def give_back(self, vector: Tensor) -> None:
         for rows in self._in_place:
             if rows.mine.data_ptr() == vector.data_ptr():

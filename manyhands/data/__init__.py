@@ -83,6 +83,14 @@ DATASETS: dict[str, Source] = {
     ),
 }
 
+_KNOWN_ELSEWHERE = {
+    **dict.fromkeys(("cifar", "cifar-10", "cifar100", "cifar-100"), "cifar10"),
+    **dict.fromkeys(("fashionmnist", "fmnist"), "fashion-mnist"),
+    **dict.fromkeys(("imagenet", "imagefolder", "folder"), "images:DIR"),
+    **dict.fromkeys(("shakespeare", "wikitext", "wikitext2", "openwebtext"), "text:FILE"),
+    **dict.fromkeys(("random", "fake", "dummy", "fakedata"), "synthetic:3x32x32:10"),
+}
+
 
 def load(
     text: str,
@@ -115,7 +123,7 @@ def load(
     source = DATASETS.get(name)
     if source is None:
         if not pieces or not _importable(name):
-            raise UnknownName("data", name, [*DATASETS, "package.module:callable"])
+            raise UnknownName("data", name, [*DATASETS, "package.module:callable"], _KNOWN_ELSEWHERE)
         _refuse(request, sized=False, augmented=False)
         return user.load(request)
     if pieces and ":" not in source.form:

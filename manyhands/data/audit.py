@@ -5,8 +5,9 @@ the script was given by its tensors when a step uses it, or by its turn if the s
 the end of an epoch the notes of all workers show which samples were used once, more often, or never.
 """
 
+import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from manyhands.data.ledger import Ranges, ranges_of
-from manyhands.data.loading import samples_in
+from manyhands.data.structure import samples_in, tensors_in
 
 
 @dataclass(eq=False)
@@ -31,6 +32,7 @@ class Audit:
 
     def __init__(self) -> None:
         self.used: Ranges = []
+        self.given = 0  # samples of the batch that the script got last
         self._before = torch.zeros(0, dtype=torch.uint8)  # by place: how often it was used before these notes
         self._unused: deque[_Handed] = deque()
         self._handed = WeakIdKeyDictionary()  # by tensor, for as long as the script keeps it
@@ -47,19 +49,27 @@ class Audit:
             for start, end in ranges_of((times[first:last] == 0).nonzero().flatten())
         ]
 
-    def hand(self, batch: Any, places: Tensor) -> None:
+    def hand(self, batch: Any, places: Tensor, samples: int) -> None:
         """The script gets a batch."""
-        one = _Handed(ranges_of(places), len(places))
-        for tensor in _tensors(batch):
+        one = _Handed(ranges_of(places), samples)
+        for tensor in tensors_in(batch):
             self._handed[tensor] = one
         self._unused.append(one)
+        self.given = samples
+
+    def turn(self) -> tuple[Ranges, int] | None:
+        """The places of the batch whose turn it is, and their number: a step is about to use something made of it."""
+        if not self._unused:
+            return None
+        one = self._unused.popleft()
+        return one.places, one.samples
 
     def find(self, batches: Sequence[Any], total: int) -> Ranges:
         """The places of the samples in these batches, `total` in all, which a step is about to use."""
         found: Ranges = []
         for batch in batches:
             samples = total if len(batches) == 1 else samples_in(batch)
-            one = self._recognised(batch) if samples else None
+            one = next(self._recognised(batch), None) if samples else None
             if one is not None:
                 found += one.places
                 if one in self._unused:
@@ -71,6 +81,22 @@ class Audit:
                 samples -= turn.samples
         return found
 
+    def recognise(self, batches: Sequence[Any]) -> tuple[Ranges, int | None]:
+        """As above, of a script that has several streams: the places of what is recognised, and how many batches the
+        script has got after the last of these that is new."""
+        ones = list(dict.fromkeys(one for batch in batches for one in self._recognised(batch)))
+        waiting = None
+        for one in ones:
+            if one in self._unused:
+                waiting = len(self._unused) - 1 - self._unused.index(one)
+                self._unused.remove(one)
+        return list(itertools.chain.from_iterable(one.places for one in ones)), waiting
+
+    def use_next(self, count: int) -> Ranges:
+        """The places of so many batches that the script got first and no step has used."""
+        turns = [self._unused.popleft() for _ in range(min(count, len(self._unused)))]
+        return list(itertools.chain.from_iterable(one.places for one in turns))
+
     def count(self, notes: Iterable[Ranges]) -> Tensor:
         """By place, how often it was used, from the notes of all workers."""
         times = self._before.to(torch.int32)
@@ -79,22 +105,5 @@ class Audit:
                 times[first:last] += 1
         return times
 
-    def _recognised(self, batch: Any) -> _Handed | None:
-        return next((one for tensor in _tensors(batch) if (one := self._handed.get(tensor))), None)
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, (list, tuple, Mapping)):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(part)
-
-
-def tally(times: Tensor) -> dict[str, int]:
-    """How many samples were used once, more often, and not at all."""
-    return {
-        "once": int((times == 1).sum()),
-        "twice": int((times > 1).sum()),
-        "never": int((times == 0).sum()),
-    }
+    def _recognised(self, batch: Any) -> Iterator[_Handed]:
+        return (one for tensor in tensors_in(batch) if (one := self._handed.get(tensor)))

@@ -1,13 +1,11 @@
 """CIFAR-10, as its page publishes it: the binary files, the Python files, or either archive.
 
 A binary file is a row of records: one byte with the class, then 3 × 32 × 32 bytes of picture. A Python
-file is a pickle of a dictionary with the same pictures; its unpickler makes arrays and nothing else.
+file is a pickle of a dictionary with the same pictures, which is read without unpickling it.
 """
 
 import io
 import json
-import pickle
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,8 @@ from manyhands.data.request import NoSettings, Request
 from manyhands.data.sets import ArrayStore, Data
 from manyhands.data.transforms import Normalize, Scale
 from manyhands.errors import DataError
+from manyhands.foreign import archive, plain_pickle
+from manyhands.foreign.regular import read_small
 
 SHAPE = (3, 32, 32)
 _PIXEL_BYTES = 3 * 32 * 32
@@ -85,12 +85,12 @@ def _find(places: list[Path]) -> list[Batch] | None:
                 return [_mapped(folder / f"{name}.bin") for name in _BATCHES]
         for folder in (place / "cifar-10-batches-py", place):
             if all((folder / name).is_file() for name in _BATCHES):
-                return [_unpickled((folder / name).read_bytes(), folder / name) for name in _BATCHES]
-        if (archive := place / "cifar-10-binary.tar.gz").is_file():
-            members = _members(archive, [f"{name}.bin" for name in _BATCHES])
-            return [_records(_array(content), archive) for content in members]
-        if (archive := place / "cifar-10-python.tar.gz").is_file():
-            return [_unpickled(content, archive) for content in _members(archive, list(_BATCHES))]
+                return [_pickled_file(folder / name) for name in _BATCHES]
+        if (packed := place / "cifar-10-binary.tar.gz").is_file():
+            members = _members(packed, [f"{name}.bin" for name in _BATCHES])
+            return [_records(_array(content), packed) for content in members]
+        if (packed := place / "cifar-10-python.tar.gz").is_file():
+            return [_pickled(content, packed) for content in _members(packed, list(_BATCHES))]
     return None
 
 
@@ -122,51 +122,39 @@ def _checked(images: Tensor, labels: Tensor, path: Path) -> Batch:
     return images, labels
 
 
-def _members(archive: Path, names: list[str]) -> list[bytes]:
-    found: dict[str, bytes] = {}
+def _members(path: Path, names: list[str]) -> list[bytes]:
     try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = Path(member.name).name
-                file = tar.extractfile(member) if name in names else None
-                if file is not None:
-                    found[name] = file.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{archive} cannot be read ({error}); fetch cifar10 again") from None
+        found = archive.members(path, names)
+    except Exception as error:  # a damaged archive can fail in any way
+        raise DataError(f"{path} cannot be read ({error}); fetch cifar10 again") from None
     if missing := [name for name in names if name not in found]:
-        raise DataError(f"{archive} does not hold {', '.join(missing)}; fetch cifar10 again")
+        raise DataError(f"{path} does not hold {', '.join(missing)}; fetch cifar10 again")
     return [found[name] for name in names]
 
 
-_reconstruct = np.zeros(0, np.uint8).__reduce__()[0]
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-}
+def _pickled_file(path: Path) -> Batch:
+    try:
+        content = read_small(path, archive.LARGEST_MEMBER)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); fetch cifar10 again") from None
+    return _pickled(content, path)
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Makes plain containers and numpy arrays; anything else a pickle asks for is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return _ALLOWED[module, name]
-
-
-def _unpickled(content: bytes, path: Path) -> Batch:
+def _pickled(content: bytes, path: Path) -> Batch:
     try:
         # The official files were written by Python 2, where text is bytes.
-        batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-        images = np.ascontiguousarray(batch[b"data"])
-        labels = np.array(batch[b"labels"], dtype=np.int64)
-        if images.dtype != np.uint8 or images.shape[1:] != (_PIXEL_BYTES,) or labels.ndim != 1:
+        batch = plain_pickle.read(content)
+        if not isinstance(batch[b"data"], np.ndarray):
+            raise ValueError("its data is no array")
+        images, labels = np.array(batch[b"data"], order="C"), batch[b"labels"]
+        if images.dtype != np.uint8 or images.shape[1:] != (_PIXEL_BYTES,):
             raise ValueError(f"its data is {images.dtype} of shape {images.shape}")
+        if type(labels) is not list or not labels or not all(type(label) is int for label in labels):
+            raise ValueError("its labels are no list of numbers")
+        targets = torch.tensor(labels, dtype=torch.int64)
     except Exception as error:  # a damaged pickle can fail in any way
         raise DataError(f"{path} is not a Python file of CIFAR-10: {error}") from None
-    return _checked(torch.from_numpy(images).view(-1, *SHAPE), torch.from_numpy(labels), path)
+    return _checked(torch.from_numpy(images).view(-1, *SHAPE), targets, path)
 
 
 def _from_archive(paths: list[Path], target: Path) -> None:

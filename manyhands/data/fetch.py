@@ -20,6 +20,7 @@ from manyhands.data.request import Progress
 from manyhands.errors import DataError
 
 _CHUNK_BYTES = 1 << 20
+_LARGEST_BYTES = 1 << 30  # of one file: what is still to be checked must not fill the disk
 
 
 class FetchMethod(Protocol):
@@ -83,19 +84,27 @@ class Web:
         return paths
 
     def _download(self, name: str, path: Path, progress: Progress | None) -> None:
-        import urllib.request  # here: every session loads this module, and few download
+        import http.client  # here: every session loads this module, and few download
+        import urllib.request
 
-        with (
-            urllib.request.urlopen(self.address + name, timeout=self.timeout_s) as reply,
-            path.open("wb") as file,
-        ):
-            length = reply.headers.get("Content-Length")
-            done_bytes, total_bytes = 0, int(length) if length else None
-            while chunk := reply.read(_CHUNK_BYTES):
-                file.write(chunk)
-                done_bytes += len(chunk)
-                if progress:
-                    progress(name, done_bytes, total_bytes)
+        try:
+            with (
+                urllib.request.urlopen(self.address + name, timeout=self.timeout_s) as reply,
+                path.open("wb") as file,
+            ):
+                length = reply.headers.get("Content-Length")
+                done_bytes, total_bytes = 0, int(length) if length and length.isdecimal() else None
+                while chunk := reply.read(_CHUNK_BYTES):
+                    file.write(chunk)
+                    done_bytes += len(chunk)
+                    if done_bytes > _LARGEST_BYTES:
+                        raise DataError(
+                            f"{name} goes on after {_LARGEST_BYTES:,} bytes, which no published file has"
+                        )
+                    if progress:
+                        progress(name, done_bytes, total_bytes)
+        except http.client.HTTPException as error:
+            raise DataError(f"{name} did not arrive whole ({type(error).__name__})") from None
 
 
 @dataclass(frozen=True, kw_only=True)

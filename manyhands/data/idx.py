@@ -6,13 +6,17 @@ big-endian 32-bit numbers, and then the values.
 
 import gzip
 import tarfile
+import zlib
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands.comm.transports.free_memory import available_bytes
 from manyhands.data.fetch import FetchMethod, Npm, Unpack, Web, fetch, gunzip
 from manyhands.data.files import data_directory, replacing
 from manyhands.data.pictures import pictures
@@ -20,7 +24,9 @@ from manyhands.data.request import NoSettings, Request
 from manyhands.data.sets import ArrayStore, Data
 from manyhands.data.transforms import Normalize, Scale
 from manyhands.errors import DataError
+from manyhands.foreign.regular import open_regular
 
+_PIECE_BYTES = 1 << 20
 _FILES = tuple(
     f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
 )
@@ -62,6 +68,10 @@ class IdxSource:
                 f"{looked}); fetch it with `manyhands train --data {self.name} --fetch`"
             )
         parts = [_part(folder, part) for part in ("train", "t10k")]
+        if parts[0].inputs.shape[1:] != parts[1].inputs.shape[1:]:
+            raise DataError(
+                f"{folder} holds pictures of two sizes, to train on and to test with; fetch it again"
+            )
         return pictures(
             request,
             train=parts[0],
@@ -84,6 +94,10 @@ def _part(folder: Path, part: str) -> ArrayStore:
         raise DataError(
             f"{folder} holds {len(images)} {part} pictures but {len(labels)} labels; fetch it again"
         )
+    if 0 in images.shape or int(labels.max()) > 9:
+        raise DataError(
+            f"{folder} holds {part} pictures of shape {tuple(images.shape)} or labels above 9; fetch it again"
+        )
     return ArrayStore(inputs=images.unsqueeze(1), targets=labels)
 
 
@@ -92,22 +106,43 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     if path.is_file():
         # Copy-on-write: torch asks for writable memory, and the pages stay shared between workers.
         content = np.memmap(path, dtype=np.uint8, mode="c") if path.stat().st_size else np.empty(0, np.uint8)
+        shape = _shape(content[: 4 + 4 * dimensions].tobytes(), dimensions, path)
     else:
         path = path.with_name(f"{path.name}.gz")
-        try:
-            content = np.frombuffer(bytearray(gzip.decompress(path.read_bytes())), dtype=np.uint8)
-        except (OSError, EOFError) as error:
-            raise DataError(f"{path} cannot be unpacked ({error}); fetch it again") from None
-    header_bytes = 4 + 4 * dimensions
-    if len(content) < header_bytes or content[:4].tolist() != [0, 0, 8, dimensions]:
-        raise DataError(f"{path} is not an IDX file of bytes with {dimensions} dimensions; fetch it again")
-    shape = content[4:header_bytes].view(">u4").astype(int).tolist()
-    if len(content) - header_bytes != np.prod(shape, dtype=int):
-        found = len(content) - header_bytes
+        content, shape = _unpacked(path, dimensions)
+    values = content[4 + 4 * dimensions :]
+    if len(values) != prod(shape):
+        found = f"more than {len(values) - 1}" if len(values) > prod(shape) else len(values)
         raise DataError(
             f"{path} announces {'×'.join(map(str, shape))} values but holds {found}; fetch it again"
         )
-    return torch.from_numpy(content[header_bytes:].reshape(shape))
+    return torch.from_numpy(values.reshape(shape))
+
+
+def _shape(head: bytes, dimensions: int, path: Path) -> list[int]:
+    if len(head) < 4 + 4 * dimensions or list(head[:4]) != [0, 0, 8, dimensions]:
+        raise DataError(f"{path} is not an IDX file of bytes with {dimensions} dimensions; fetch it again")
+    return [int(length) for length in np.frombuffer(head, ">u4", offset=4)]
+
+
+def _unpacked(path: Path, dimensions: int) -> tuple["np.ndarray[Any, Any]", list[int]]:
+    """What the header of a packed file announces, and one byte more if there is one."""
+    head_bytes = 4 + 4 * dimensions
+    try:
+        with open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+            head = file.read(head_bytes)
+            shape = _shape(head, dimensions, path)
+            if (size := head_bytes + prod(shape)) > (free := available_bytes()):
+                raise DataError(
+                    f"{path} announces {'×'.join(map(str, shape))} values, {size / 1e9:.1f} GB, and "
+                    f"{free / 1e9:.1f} GB of memory are free; fetch it again"
+                )
+            content = bytearray(head)
+            while piece := file.read(min(_PIECE_BYTES, size + 1 - len(content))):
+                content += piece
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}); fetch it again") from None
+    return np.frombuffer(content, dtype=np.uint8), shape
 
 
 def _official(address: str, *digests: str) -> tuple[FetchMethod, Unpack]:

@@ -1,7 +1,11 @@
 """Folders of pictures: DIR/class/picture, or DIR/train/class/picture with DIR/test or DIR/val beside it."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,7 +16,13 @@ from manyhands.data.request import Request
 from manyhands.data.sets import Data, hold_out
 from manyhands.data.transforms import Scale
 from manyhands.errors import DataError
+from manyhands.foreign.regular import open_regular
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow goes by the content, and would start another program for PostScript that is called `.png`."""
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 _LARGEST_DEFAULT_SIZE = 224
 _HELD_OUT = 0.1
@@ -39,20 +49,17 @@ class FolderStore:
     def _decoded(self, path: Path) -> Tensor:
         from PIL import Image, ImageOps  # here: every session loads this module, and few load pictures
 
-        try:
-            with Image.open(path) as image:
-                # JPEGs can be decoded at a fraction of their size, which is most of the work saved.
-                image.draft("RGB", (self.size, self.size))
-                fitted = ImageOps.fit(image.convert("RGB"), (self.size, self.size), Image.Resampling.BILINEAR)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise _broken(path, error) from None
+        with _opened(path) as image:
+            # JPEGs can be decoded at a fraction of their size, which is most of the work saved.
+            image.draft("RGB", (self.size, self.size))
+            fitted = ImageOps.fit(image.convert("RGB"), (self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(fitted)).permute(2, 0, 1)
 
 
 def load(request: Request, settings: PictureSettings) -> Data:
     """Every subfolder is a class, below `train` if there is one; without a test folder a seeded tenth is held out."""
     root = request.path("images:DIR")
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise DataError(f"{root} is not a folder; images:DIR wants DIR/class/picture.png")
     source, tested, note = _split(root)
     classes = _classes(source)
@@ -113,14 +120,27 @@ def _listed(folder: Path, classes: list[str]) -> tuple[list[Path], Tensor]:
 
 
 def _default_size(path: Path) -> int:
-    from PIL import Image
+    with _opened(path) as image:
+        return min(*image.size, _LARGEST_DEFAULT_SIZE)
+
+
+@contextmanager
+def _opened(path: Path) -> "Iterator[Picture]":
+    """A picture whose size is known and small enough, before anything of it is decoded."""
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
-            return min(*image.size, _LARGEST_DEFAULT_SIZE)
-    except (OSError, SyntaxError) as error:
-        raise _broken(path, error) from None
+        with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
+            pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
+            if most is not None and pixels > most:
+                raise ValueError(f"{image.width:,} × {image.height:,} pixels; at most {most:,} are decoded")
+            yield image
+    except UnidentifiedImageError:
+        raise _broken(path, f"it is none of {', '.join(_FORMATS)}") from None
+    except Exception as error:  # a damaged picture can fail in any way
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise _broken(path, reason or str(error) or type(error).__name__) from None
 
 
-def _broken(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is not a picture that can be read ({error}); repair or remove it")
+def _broken(path: Path, reason: str) -> DataError:
+    return DataError(f"{path} is not a picture that can be read ({reason}); repair or remove it")

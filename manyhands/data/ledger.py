@@ -6,22 +6,78 @@ nor outstanding at a worker that is still there is assigned anew: so every sampl
 workers die or join.
 """
 
+import base64
 import itertools
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from manyhands.errors import CheckpointError
+
 Range = tuple[int, int]  # places in the order, from … to
 Ranges = list[Range]
+
+
+class DrawnOrder:
+    """What a sampler gave in one epoch: the numbers of samples and, where it gave batches, where each of them ends."""
+
+    def __init__(self, numbers: Tensor, ends: Tensor | None = None) -> None:
+        self.numbers = numbers
+        self.ends = ends
+
+    @property
+    def length(self) -> int:
+        """Its places: samples, or batches."""
+        return len(self.numbers) if self.ends is None else len(self.ends)
+
+    @property
+    def sizes(self) -> Tensor | None:
+        """How many samples each batch has."""
+        return None if self.ends is None else self.ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
+
+    def batch(self, place: int) -> Tensor:
+        if self.ends is None:
+            return self.numbers[place : place + 1]
+        return self.numbers[int(self.ends[place - 1]) if place else 0 : int(self.ends[place])]
+
+    def encode(self) -> str:
+        """As text, for other workers and checkpoints."""
+        count = torch.tensor([len(self.numbers)])
+        parts = [count, self.numbers, *([] if self.ends is None else [self.ends])]
+        return base64.b85encode(zlib.compress(torch.cat(parts).numpy().tobytes(), 1)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> "DrawnOrder":
+        """What `encode` gave; a text from others is unpacked as far as an order of its length can go."""
+        try:
+            unpacking, packed = zlib.decompressobj(), base64.b85decode(text)
+            head = unpacking.decompress(packed, 8)
+            count = int.from_bytes(head, "little", signed=True)
+            rest = unpacking.decompress(unpacking.unconsumed_tail, 16 * count + 8) if count > 0 else b""
+            values = torch.frombuffer(bytearray(rest), dtype=torch.int64)
+        except (ValueError, OverflowError, zlib.error) as error:
+            raise CheckpointError(f"an order of samples cannot be read ({error})") from None
+        numbers, ends = values[:count], values[count:]
+        steps = ends.diff(prepend=torch.zeros(1, dtype=torch.int64)) if len(ends) else ends
+        if (
+            len(numbers) != count
+            or int(numbers.min()) < 0
+            or (len(ends) and int(ends[-1]) != count)
+            or (steps < 0).any()
+        ):
+            raise CheckpointError(f"an order of {count} samples has {len(values)} numbers, or wrong ones")
+        return cls(numbers, ends if len(ends) else None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Assignment:
     """Some places in rounds, for so many workers; `batch` is what one of them should have at a time.
 
-    `held` are the rounds that each worker has outstanding from before. They come first.
+    `held` are the rounds that each worker has outstanding from before. They come first. Where only some workers are
+    there to take more, `takers` are these.
     """
 
     rest: Tensor
@@ -29,9 +85,11 @@ class Assignment:
     round_samples: int
     workers: int
     held: Sequence[Sequence[Tensor]]
+    takers: Sequence[int] = ()
 
     def rounds(self, worker: int) -> int:
-        return len(self.held[worker]) + rounds(len(self.rest), self.round_samples)
+        more = 0 if self.takers and worker not in self.takers else rounds(len(self.rest), self.round_samples)
+        return len(self.held[worker]) + more
 
     def share(self, number: int, worker: int) -> Tensor:
         """A worker's places in a round."""
@@ -45,42 +103,76 @@ class Assignment:
         batch norm cannot train on one; the others get an empty share.
         """
         taken = self.rest[number * self.round_samples : (number + 1) * self.round_samples]
-        sharers = self.workers
+        workers = sharers = len(self.takers) or self.workers
         if len(taken) < self.round_samples:
-            sharers = min(self.workers, max(len(taken) // 2, -(-len(taken) // self.batch)))
-        first, last = (len(taken) * min(place, sharers) // sharers for place in (worker, worker + 1))
+            sharers = min(workers, max(len(taken) // 2, -(-len(taken) // self.batch)))
+        position = self.takers.index(worker) if self.takers else worker
+        first, last = (len(taken) * min(place, sharers) // sharers for place in (position, position + 1))
         return taken[first:last]
 
 
 class Ledger:
-    """The samples `0 … length-1` in one epoch; a place is a sample's position in the epoch's order."""
+    """The samples of one epoch; a place is a sample's position in the epoch's order.
 
-    def __init__(self, length: int, *, seed: int, epoch: int = 0, shuffle: bool = True) -> None:
+    The order is a permutation that the seed and the epoch make, cut after `length` of `total` samples, or the `drawn`
+    one of a sampler. Where a sampler has given batches, a place is a batch.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        seed: int,
+        epoch: int = 0,
+        shuffle: bool = True,
+        total: int | None = None,
+        drawn: DrawnOrder | None = None,
+    ) -> None:
         self.length = length
         self.epoch = epoch
+        self.drawn = drawn
+        self.total = length if total is None else total
         self.times = torch.zeros(length, dtype=torch.uint8)  # by place: how often it was committed
-        self._order = torch.arange(length)
-        if shuffle:
+        if drawn is not None:
+            self._order = drawn.numbers
+        elif shuffle:
             generator = torch.Generator().manual_seed(hash((seed, epoch)) & 0x7FFF_FFFF_FFFF_FFFF)
-            self._order = torch.randperm(length, generator=generator)
+            self._order = torch.randperm(self.total, generator=generator)
+        else:
+            self._order = torch.arange(length)
         self.assign(batch=1, round_samples=1, workers=1)
 
     def assign(
-        self, *, batch: int, round_samples: int, workers: int, held: Sequence[Sequence[Ranges]] = ()
+        self,
+        *,
+        batch: int,
+        round_samples: int,
+        workers: int,
+        held: Sequence[Sequence[Ranges]] = (),
+        takers: Sequence[int] = (),
     ) -> None:
-        """Assign what is left, in rounds; `held` are those that each worker has outstanding from before."""
+        """Assign what is left, in rounds; `held` are those that each worker has outstanding from before, and `takers`
+        the workers that can take more, if not all can."""
         free = self.times == 0
         kept = [[_places(ranges) for ranges in one] for one in held] or [[]] * workers
         for places in itertools.chain.from_iterable(kept):
             free[places] = False
         rest = free.nonzero().flatten()
         self.assignment = Assignment(
-            rest=rest, batch=batch, round_samples=round_samples, workers=workers, held=kept
+            rest=rest, batch=batch, round_samples=round_samples, workers=workers, held=kept, takers=takers
         )
         self._settled = [0] * workers  # by worker: rounds whose samples are committed
 
     def samples(self, places: Tensor) -> Tensor:
+        """The numbers of the samples at these places, in the data set."""
+        if self.drawn is not None and self.drawn.ends is not None:
+            return torch.cat([self.drawn.batch(place) for place in places.tolist()])
         return self._order[places]
+
+    @property
+    def size(self) -> int:
+        """How many samples the epoch has."""
+        return self.length if self.drawn is None else len(self.drawn.numbers)
 
     def commit(self, drawn: Sequence[int]) -> None:
         """What the workers have used is safe: by worker, its shares of so many rounds, those from before included."""
@@ -108,16 +200,23 @@ class Ledger:
 
     @committed.setter
     def committed(self, ranges: Iterable[tuple[int, int]]) -> None:
+        ranges = list(ranges)
+        if wrong := [one for one in ranges if not 0 <= one[0] <= one[1] <= self.length]:
+            raise CheckpointError(
+                f"samples {wrong[0][0]} to {wrong[0][1]} are said to be used, of an epoch with {self.length}"
+            )
         self.times.zero_()
         self.times[_places(ranges)] = 1
 
     def tally(self) -> dict[str, int]:
         """How many samples were committed once, more often, and not at all."""
-        return {
-            "once": int((self.times == 1).sum()),
-            "twice": int((self.times > 1).sum()),
-            "never": int((self.times == 0).sum()),
-        }
+        return self.count(self.times)
+
+    def count(self, times: Tensor) -> dict[str, int]:
+        """How many samples were used once, more often, and not at all, from how often each place was."""
+        sizes = self.drawn.sizes if self.drawn is not None else None
+        flags = {"once": times == 1, "twice": times > 1, "never": times == 0}
+        return {word: int((one if sizes is None else sizes[one]).sum()) for word, one in flags.items()}
 
 
 def rounds(length: int, round_samples: int) -> int:

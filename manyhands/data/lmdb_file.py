@@ -10,18 +10,18 @@ per value), and `meta` says how they are scaled and normalised when they are rea
 
 import dataclasses
 import os
-import threading
-import weakref
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from manyhands.data.files import replacing
+from manyhands.data.lmdb_records import RecordFile
 from manyhands.data.loading import gather
+from manyhands.data.npz import LARGEST_CLASSES
 from manyhands.data.pictures import pictures
 from manyhands.data.request import NoSettings, Progress, Request
 from manyhands.data.sets import Data, Samples, StoredSet
@@ -31,6 +31,9 @@ from manyhands.errors import DataError, UsageError
 _FORMAT = "manyhands-1"
 _CHUNK = 256
 _PAGE_BYTES = 4096
+_LARGEST_SIZE = 4096  # to which pictures are scaled as they are read
+_PARTS = ("train", "test")
+_TASKS = ("classify", "next-token")
 _TYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64)
@@ -69,6 +72,10 @@ def to_lmdb(data: Data, path: Path, progress: Progress | None = None) -> None:
         task=data.task,
         **_transforms(data.test),
     )
+    try:
+        _check(meta)
+    except ValueError as error:
+        raise DataError(f"an LMDB file of ours cannot hold {error}") from None
     total = sum(meta.samples.values())
     # Large records take whole pages; the rest is for the tree above them. The file grows only when needed.
     room_bytes = 2 * total * (inputs.nbytes + targets.nbytes + _PAGE_BYTES) + (64 << 20)
@@ -91,11 +98,11 @@ def to_lmdb(data: Data, path: Path, progress: Progress | None = None) -> None:
 def load(request: Request, settings: NoSettings) -> Data:
     """Both parts, scaled and normalised as they were when the file was written."""
     path = request.path("lmdb:FILE")
-    meta = _meta(path)
+    meta, file = _opened(path)
     data = pictures(
         dataclasses.replace(request, size=request.size or meta.size),
-        train=LmdbStore(path, "train", meta),
-        test=LmdbStore(path, "test", meta),
+        train=LmdbStore(path, "train", meta, file),
+        test=LmdbStore(path, "test", meta, file),
         shape=meta.input_shape,
         classes=meta.classes,
         scale=Scale(full=meta.full) if meta.full else None,
@@ -109,11 +116,11 @@ def load(request: Request, settings: NoSettings) -> Data:
 class LmdbStore:
     """One part of an LMDB file, opened by each process when it first reads."""
 
-    def __init__(self, path: Path, part: str, meta: Meta) -> None:
+    def __init__(self, path: Path, part: str, meta: Meta, file: RecordFile) -> None:
         self._path = path
         self._part = part
         self._meta = meta
-        self._file: _File | None = None
+        self._file: RecordFile | None = file
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None}
@@ -126,75 +133,62 @@ class LmdbStore:
         input_type, target_type = _TYPES[meta.input_type], _TYPES[meta.target_type]
         input_bytes = prod(meta.input_shape) * input_type.itemsize
         record_bytes = input_bytes + prod(meta.target_shape) * target_type.itemsize
-        # A forked child inherits this object but must not use its parent's file.
-        if self._file is None or self._file.process != os.getpid():
-            self._file = _File.of_this_process(self._path)
+        if self._file is None:
+            self._file = RecordFile(self._path, _PARTS)
+        starts, lengths = self._file.places[self._part]
         records = bytearray()
-        with self._file.environment.begin() as transaction:
-            for index in indices.tolist():
-                record = transaction.get(_key(self._part, index), b"")
-                if len(record) != record_bytes:
-                    raise DataError(
-                        f"{self._path} is damaged: {self._part} sample {index} has {len(record)} bytes "
-                        f"instead of {record_bytes}; write the file again"
-                    )
-                records += record
+        for index in indices.tolist():
+            if lengths[index] != record_bytes:
+                raise DataError(
+                    f"{self._path} is damaged: {self._part} sample {index} has {lengths[index]} bytes "
+                    f"instead of {record_bytes}; write the file again"
+                )
+            try:
+                records += self._file.read(int(starts[index]), record_bytes)
+            except (OSError, ValueError) as error:
+                raise DataError(f"{self._path} is damaged: {error}; write the file again") from None
         rows = torch.frombuffer(records, dtype=torch.uint8).view(len(indices), record_bytes)
         inputs = rows[:, :input_bytes].contiguous().view(input_type)
         targets = rows[:, input_bytes:].contiguous().view(target_type)
         return inputs.view(-1, *meta.input_shape), targets.view(-1, *meta.target_shape)
 
 
-class _File:
-    """An LMDB file opened by this process; LMDB does not allow the same file to be opened twice."""
-
-    _all: ClassVar["weakref.WeakValueDictionary[Path, _File]"] = weakref.WeakValueDictionary()
-    _lock = threading.Lock()
-
-    def __init__(self, path: Path) -> None:
-        self.process = os.getpid()
-        try:
-            self.environment = _library().open(
-                str(path), subdir=False, readonly=True, lock=False, readahead=False
-            )
-        except Exception as error:  # the module is optional, and with it the name of its errors
-            raise DataError(f"{path} cannot be read as an LMDB file ({error})") from None
-        weakref.finalize(self, self.environment.close)
-
-    @classmethod
-    def of_this_process(cls, path: Path) -> "_File":
-        path = path.resolve()
-        with cls._lock:
-            file = cls._all.get(path)
-            if file is None:
-                file = cls._all[path] = cls(path)
-            return file
-
-    @classmethod
-    def forget_those_of_the_parent(cls) -> None:
-        """LMDB must not use a file across a fork, and counts it as open until it is closed here too."""
-        for file in list(cls._all.values()):
-            file.environment.close()
-        cls._all.clear()
-        cls._lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_File.forget_those_of_the_parent)
-
-
-def _meta(path: Path) -> Meta:
-    if not path.is_file():
+def _opened(path: Path) -> tuple[Meta, RecordFile]:
+    if not os.path.isfile(path):
         raise DataError(f"{path} is not a file; lmdb:FILE wants a file written by manyhands")
-    file = _File.of_this_process(path)
-    with file.environment.begin() as transaction:
-        content = transaction.get(b"meta", b"")
+    file = RecordFile(path, _PARTS)
     try:
-        meta = msgspec.json.decode(content, type=Meta)
-        if meta.format != _FORMAT or not {meta.input_type, meta.target_type} <= _TYPES.keys():
-            raise ValueError(f"format {meta.format} of {meta.input_type} and {meta.target_type}")
-    except (msgspec.MsgspecError, ValueError) as error:
+        meta = msgspec.json.decode(file.meta, type=Meta)
+        _check(meta)
+        for part in _PARTS:
+            if meta.samples[part] != (found := len(file.places[part][0])):
+                raise ValueError(f"it says {meta.samples[part]} {part} samples and has {found}")
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DataError(f"{path} is an LMDB file, but not one written by manyhands ({error})") from None
-    return meta
+    return meta, file
+
+
+def _check(meta: Meta) -> None:
+    """Refuse what no data set has, before anything is sized by it."""
+    wrong = None
+    channels = meta.input_shape[0] if meta.input_shape else 0
+    numbers = [*(meta.mean or ()), *(meta.deviation or ())]
+    if meta.format != _FORMAT or not {meta.input_type, meta.target_type} <= _TYPES.keys():
+        wrong = f"format {meta.format} of {meta.input_type} and {meta.target_type}"
+    elif min((1, *meta.input_shape, *meta.target_shape)) < 1 or len(meta.input_shape) > 8:
+        wrong = f"samples of shape {meta.input_shape} and {meta.target_shape}"
+    elif meta.samples.keys() != set(_PARTS) or meta.task not in _TASKS:
+        wrong = f"the parts {', '.join(meta.samples)} and the task {meta.task}"
+    elif not 1 <= meta.classes <= LARGEST_CLASSES:
+        wrong = f"{meta.classes} classes, and not 1 to {LARGEST_CLASSES:,}"
+    elif not 1 <= (1 if meta.size is None else meta.size) <= _LARGEST_SIZE or (meta.full or 1) < 1:
+        wrong = f"pictures of size {meta.size} on a scale to {meta.full}; sizes end at {_LARGEST_SIZE}"
+    elif not all(map(isfinite, numbers)) or any(
+        values is not None and len(values) != channels for values in (meta.mean, meta.deviation)
+    ):
+        wrong = f"a mean and deviation that are not numbers for {channels} channels"
+    if wrong:
+        raise ValueError(wrong)
 
 
 def _write(environment: Any, part: str, indices: Tensor, inputs: Tensor, targets: Tensor) -> None:

@@ -1,9 +1,9 @@
 """Batches out of data sets, and loading that overlaps training."""
 
-import itertools
+import inspect
 import queue
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -20,90 +20,23 @@ def gather(dataset: Samples, indices: Tensor, epoch: int) -> Any:
     if type(dataset) is Subset:
         # Looked through, so that a part of one of our data sets keeps its fast path and its epochs.
         return gather(dataset.dataset, torch.as_tensor(dataset.indices)[indices], epoch)  # type: ignore[arg-type]
-    batch = getattr(dataset, "batch", None)
-    if callable(batch):
-        return batch(indices, epoch)
+    if _makes_batches(dataset):
+        return dataset.batch(indices, epoch)  # type: ignore[attr-defined]
     numbers = indices.tolist()
     if hasattr(dataset, "__getitems__"):
         return default_collate(dataset.__getitems__(numbers))
     return default_collate([dataset[number] for number in numbers])
 
 
-def samples_in(batch: Any) -> int:
-    """How many samples a batch has: of its fields the first tensor's first dimension, else the first one's length."""
-    if isinstance(batch, Tensor):
-        return int(batch.shape[0]) if batch.dim() else 1
-    fields = list(batch.values()) if isinstance(batch, Mapping) else batch
-    if not isinstance(fields, (list, tuple)):
-        return len(batch) if hasattr(batch, "__len__") else 1
-    for field in fields:
-        if isinstance(field, Tensor) and field.dim():
-            return int(field.shape[0])
-    if not fields:
-        return 0
-    return samples_in(fields[0]) if isinstance(fields[0], Mapping) else len(fields[0])
-
-
-def parts_of(
-    batches: Sequence[Any], limit: int | None, device: torch.device | None
-) -> tuple[list[tuple[Any, int]], int]:
-    """What a step computes one after the other, and the samples in all: batches with their numbers of samples, those
-    without any left out; cut into pieces of at most `limit` samples, and moved to the device, where these are given."""
-    pieces = [piece for batch in batches for piece in split(batch, limit)] if limit else batches
-    if device is not None:
-        pieces = [moved(piece, device) for piece in pieces]
-    parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
-    return parts, sum([samples for _, samples in parts])
-
-
-def empty_like(batch: Any) -> Any:
-    """A batch of the same structure without samples."""
-    if isinstance(batch, Mapping):
-        return {key: empty_like(value) for key, value in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(empty_like(value) for value in batch)
-    if isinstance(batch, list):
-        return [empty_like(value) for value in batch if not isinstance(value, str)]
-    return batch[:0] if isinstance(batch, Tensor) and batch.dim() else batch
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; what is there already, and what is no tensor, stays as it is."""
-    if hasattr(batch, "to"):  # a packed sequence leaves its lengths where they are
-        return batch.to(device)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(moved(value, device) for value in batch)
-    if isinstance(batch, Mapping):
-        return {key: moved(value, device) for key, value in batch.items()}
-    return batch
-
-
-def split(batch: Any, limit: int) -> list[Any]:
-    """The batch in pieces of at most so many samples, as equal as can be; whole if it is of an unknown structure."""
-    count = samples_in(batch)
-    if count <= limit or not _can_split(batch):
-        return [batch]
-    pieces = -(-count // limit)
-    edges = [count * piece // pieces for piece in range(pieces + 1)]
-    return [_part(batch, slice(first, last)) for first, last in itertools.pairwise(edges)]
-
-
-def _can_split(batch: Any) -> bool:
-    if isinstance(batch, Mapping):
-        return all(_can_split(value) for value in batch.values())
-    if type(batch) in (tuple, list):
-        return all(_can_split(value) for value in batch)
-    return isinstance(batch, Tensor) and batch.dim() > 0
-
-
-def _part(batch: Any, where: slice) -> Any:
-    if isinstance(batch, Mapping):
-        return {key: _part(value, where) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(_part(value, where) for value in batch)
-    return batch[where]
+def _makes_batches(dataset: Any) -> bool:
+    """Whether it has `batch(indices, epoch)`; in other packages a method of that name does something else."""
+    batch = getattr(dataset, "batch", None)
+    if not callable(batch):
+        return False
+    try:
+        return len(inspect.signature(batch).parameters) == 2
+    except (TypeError, ValueError):
+        return True
 
 
 class _Failure:

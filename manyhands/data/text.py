@@ -1,5 +1,6 @@
 """A text file for language models: bytes are tokens, and the task is to say the next one."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from manyhands.data.request import Request
 from manyhands.data.sets import Data, StoredSet
 from manyhands.errors import DataError, UsageError
+from manyhands.foreign.regular import open_regular
 
 _HELD_OUT = 0.1
 _VOCABULARY = 256
@@ -63,9 +65,10 @@ def load(request: Request, settings: TextSettings) -> Data:
 
 def _mapped(path: Path) -> Tensor:
     try:
-        if path.stat().st_size == 0:
-            raise DataError(f"{path} is empty")
-        # Copy-on-write: torch asks for writable memory, and the pages stay shared between workers.
-        return torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise DataError(f"{path} is empty")
+            # Copy-on-write: torch asks for writable memory, and the pages stay shared between workers.
+            return torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from None

@@ -3,7 +3,9 @@
 This is the one place that chooses where a replica's vectors live and how its updates are made.
 """
 
+import math
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,14 +19,16 @@ from manyhands.placement.placed import PlacedModel
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.flat_model import FlatModel, lay_out_part
 from manyhands.replica.gradients.factors import Factors, linear_weights
+from manyhands.replica.gradients.in_advance import GradientsInAdvance
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.optimizer.abilities import needs_closure
+from manyhands.replica.optimizer.abilities import abilities_of, is_element_wise, runs_whole
 from manyhands.replica.optimizer.clipped_path import ClippedInParts, ClippedPath
 from manyhands.replica.optimizer.gates import HostsGate, LoneHostGate, PartsGate
 from manyhands.replica.optimizer.undo_log import LoggedPath, UndoLog
 from manyhands.replica.optimizer.updates import StepGate, UpdatePath, Updates
+from manyhands.replica.optimizer.whole_path import WholePath
 from manyhands.replica.part import Part
 from manyhands.replica.replica import Replica
 from manyhands.servers.protocol.service import Service
@@ -44,17 +48,20 @@ def compose(
     *,
     has_begun: bool,
     keeps: bool = False,
+    elsewhere: Collection[int] = (),
+    session: int = 0,
 ) -> Built:
     """All workers of the world must ask; their parameters are still as each one had them.
 
     `has_begun` is whether some of them have trained together before, so that servers know the parameters; a worker that
-    `keeps` its part of a replica is one of those.
+    `keeps` its part of a replica is one of those. Other sessions train the parameters whose ids are `elsewhere`.
     """
     model, optimizer, loss = training.model, training.optimizer, training.loss
     clip_norm = settings.clip_norm
-    same_model(placed.shapes(model), world)
+    same_model(placed.shapes(model), abilities_of(optimizer).grain.value, world)
     placement = placed.enter(model, optimizer, loss, world, has_begun=has_begun, keeps=keeps)
     part = placement or Part(model, loss)
+    part.elsewhere = elsewhere
     built: Built
     if traits.servers is not None:
         if placement and clip_norm is not None:
@@ -70,10 +77,13 @@ def compose(
             has_begun=has_begun,
             arena=world.host.arena,
             peers=placed.mesh.peers(),
+            session=session,
         )
     else:
         memory, comm = _memory(part, optimizer, traits, placed.peers)
-        around = _Surroundings(world, placed, traits, comm, clip_norm, settings.logged)
+        # Without a limit the norm is taken as well, where steps that are not finite are to be left out.
+        limit = math.inf if clip_norm is None and settings.skip_nonfinite else clip_norm
+        around = _Surroundings(world, placed, traits, comm, limit, settings.logged, settings.seed)
         built = _replica(part, optimizer, memory, around), comm, None
     placed.settle(built[0])
     return built
@@ -85,7 +95,7 @@ def _memory(part: Part, optimizer: Optimizer, traits: Traits, peers: World) -> t
     on_cpu = device.type == "cpu"
     if traits.replica == "open" and not on_cpu:
         raise UsageError("this strategy averages in the memory of a host: use --device cpu")
-    if traits.replica == "shared" and on_cpu and not needs_closure(optimizer):
+    if traits.replica == "shared" and on_cpu and not runs_whole(optimizer):
         shared = SharedMemory if traits.lockstep else LockFreeMemory
         return shared(peers.host), peers.between_hosts()
     if (traits.topology == "native" and on_cpu) or peers.size == 1:
@@ -108,6 +118,7 @@ class _Surroundings:
     comm: Comm
     clip_norm: float | None
     logged: bool
+    seed: int
 
     @property
     def hosts(self) -> int:
@@ -128,12 +139,15 @@ def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surround
         optimizer,
         layout,
         flat.params,
-        allocate=lambda name: memory.common(layout.length, flat.dtype),
-        common=around.placed.peers.host if is_logged else None,
+        allocate=lambda name: memory.state(layout.length, flat.dtype),
+        # Numbers cost little to write down, and any worker may be asked for the whole state.
+        common=around.placed.peers.host
+        if is_logged or (team.size > 1 and is_element_wise(optimizer))
+        else None,
         exact=around.world.size == 1 or not around.traits.lockstep,  # of hosts that step together all or none
     )
     log = _log(flat, updates) if is_logged else None
-    gradients = Gradients(
+    gradients = GradientsInAdvance(
         flat,
         [span.index % lanes % team.size for span in layout.spans],
         team,
@@ -155,6 +169,9 @@ def _path(
     if parts:
         gate = PartsGate(gradients, team, parts, gate)
     path = UpdatePath(updates, gradients, gate)
+    if runs_whole(flat.optimizer):
+        is_common = abilities_of(flat.optimizer).draws and around.placed.peers.size > 1
+        path = WholePath(updates, gradients, gate, flat, around.seed if is_common else None)
     if log:
         group = parts or BarrierGroup(host, tuple(range(team.size)))
         path = LoggedPath(updates, gradients, gate, log, team, group)
@@ -179,13 +196,13 @@ def service_of(traits: Traits, clip_norm: float | None) -> Service:
     return replace(traits.servers, clip_norm=clip_norm)
 
 
-def same_model(shapes: list[Any], world: World) -> None:
-    """Workers that share memory must mean the same by it."""
+def same_model(shapes: list[Any], grain: str, world: World) -> None:
+    """Workers that share memory must mean the same by it, and divide the optimizer's work alike."""
     if not shapes:
         raise UsageError("the model has no parameters; there is nothing to train")
-    digests = [int(row[0]) for row in world.exchange([float(zlib.crc32(repr(shapes).encode()))])]
+    digests = [int(row[0]) for row in world.exchange([float(zlib.crc32(repr((shapes, grain)).encode()))])]
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise UsageError(
-                f"worker {rank} has another model than worker 0; build the same one on all workers"
+                f"worker {rank} has another model or optimizer than worker 0; build the same ones on all workers"
             )

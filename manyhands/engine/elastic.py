@@ -14,7 +14,7 @@ from manyhands import telemetry
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.launchers import local
 from manyhands.cluster.worker.member import Member
-from manyhands.engine import worker_process
+from manyhands.engine import once
 from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.join import GenerationLinks, next_generation
 from manyhands.engine.rejoin import rejoin
@@ -22,8 +22,8 @@ from manyhands.errors import PeerLost
 
 
 def can_go_on(engine: Engine) -> bool:
-    """Whether the members of the run may change; a process with several sessions cannot rebuild them all."""
-    if engine.member is None or worker_process.open_sessions(besides=engine):
+    """Whether the members of the run may change."""
+    if engine.member is None:
         return False
     # A model that is being divided for the first time is whole nowhere.
     new = engine.member.new_generation
@@ -41,14 +41,19 @@ def recover(engine: Engine, cause: Exception) -> None:
         while True:
             try:
                 if new.members.index(member.number) < new.state_holders:
-                    _settle(engine, new)
+                    _settle_all(engine, new)
                 else:
-                    engine.transaction = None  # the other workers have gone on without it
+                    for one in engine.siblings.open:
+                        one.transaction = None  # the other workers have gone on without it
+                for one in engine.siblings.open:
+                    if one.pending is not None:
+                        one.pending.keep()  # its memory is that of the generation that ends
                 rejoin(engine, new, links)
                 break
             except PeerLost:
-                if engine.has_entered:
-                    engine.replica.take_back()
+                for one in engine.siblings.open:
+                    if one.has_entered:
+                        one.replica.take_back()
                 new, links = _leave(engine, member)
                 dead |= set(new.gone)
     telemetry.event(
@@ -59,54 +64,80 @@ def recover(engine: Engine, cause: Exception) -> None:
         step=engine.progress.steps,
         cause=str(cause),
     )
+    for one in engine.siblings.open:
+        once.take_over(one)
 
 
 def _leave(engine: Engine, member: Member) -> tuple[NewGeneration, GenerationLinks]:
     """Wait for the next generation; a worker that was asked to leave does not come back from here."""
     member.on_over()  # ends the waiting of workers on other hosts for this one
-    if engine.has_entered:
+    entered = [one for one in engine.siblings.open if one.has_entered]
+    for one in entered:
         with contextlib.suppress(PeerLost):
-            engine.comm.finish_sum()  # it is in memory that will be given back
+            one.comm.finish_sum()  # it is in memory that will be given back
     members, progress = engine.world.rank_info.members, engine.progress
     lost = tuple(members[rank] for rank in engine.world.host.gone()) if members else ()
-    in_step = engine.transaction is not None and engine.replica.steps_together
+    in_step = any(_can_be_finished(one) for one in entered)
     new, links = next_generation(
         engine.world.rank_info,
         member,
-        has_state=engine.holds_state,
-        commits=progress.commits,
+        has_state=engine.siblings.holds_state,
+        commits=engine.siblings.commits,
         steps=progress.steps,
         in_step=in_step,
         lost=lost,
     )
     if member.number not in new.members:
-        if engine.has_entered and engine.generation.servers:
-            engine.generation.servers.drop()
-        engine.end()
+        for one in entered:
+            if one.generation.servers:
+                one.generation.servers.drop()
+            one.end()
         sys.exit(local.EXIT_LEFT)
     return new, links
 
 
-def _settle(engine: Engine, new: NewGeneration) -> None:
-    """Decide whether the step under way counts. All workers decide alike, and again if another one dies meanwhile."""
-    world, transaction, progress = engine.world, engine.transaction, engine.progress
-    world.host.end([rank for rank, number in enumerate(world.rank_info.members) if number in new.gone])
+def _can_be_finished(engine: Engine) -> bool:
+    """Whether this worker is in a step that the workers of its host can finish without those that are gone."""
+    transaction = engine.transaction
+    return transaction is not None and not transaction.changes_nothing and engine.replica.steps_together
+
+
+def _settle_all(engine: Engine, new: NewGeneration) -> None:
+    """Decide whether the step under way counts, whichever session makes it. All workers decide alike, and again if
+    another one dies meanwhile."""
+    siblings = engine.siblings
+    entered = [one for one in siblings.open if one.has_entered]
+    behind = new.last_commits - siblings.commits
+    under_way = [one for one in entered if one.transaction] or [siblings.stepping or engine]
+    for one in entered:
+        world = one.world
+        world.host.end([rank for rank, number in enumerate(world.rank_info.members) if number in new.gone])
+        _settle(one, new, behind if one in under_way else 0)
+
+
+def _settle(engine: Engine, new: NewGeneration, behind: int) -> None:
+    """The same for one session, whose other workers have committed so much more."""
+    transaction, progress = engine.transaction, engine.progress
     used = engine.generation.used
     if used:
-        engine.feed.settle(used.values())
+        engine.feeds.settle(used.values())
     if engine.served:
+        if transaction and transaction.changes_nothing:
+            if new.last_commits > progress.commits and transaction.is_done:
+                transaction.complete()
+            engine.transaction = None
         return  # the servers know
     if engine.replica.gated:
         _settle_host(engine, new)
         return
-    if new.last_commits > progress.commits:
+    if behind > 0:
         if transaction and (transaction.is_done or engine.replica.is_shared):
             transaction.complete()
         else:
-            progress.alone_until = new.last_commits  # steps that each worker makes by itself
+            progress.alone_until = progress.commits + behind  # steps that each worker makes by itself
     elif transaction and transaction.undo:
         transaction.undo.restore()
-    elif transaction and new.in_step and _repair(engine, new) > progress.steps_here:
+    elif transaction and _can_be_finished(engine) and new.in_step and _repaired(engine, new):
         transaction.complete()
     engine.transaction = None
 
@@ -123,6 +154,11 @@ def _settle_host(engine: Engine, new: NewGeneration) -> None:
     if whole > engine.progress.steps_here and engine.replica_state is not ReplicaState.BEHIND:
         transaction.complete()
         engine.transaction = None
+
+
+def _repaired(engine: Engine, new: NewGeneration) -> bool:
+    """Whether the step under way is in the replica after its repair."""
+    return _repair(engine, new) > engine.progress.steps_here
 
 
 def _repair(engine: Engine, new: NewGeneration) -> int:

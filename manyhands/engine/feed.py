@@ -1,114 +1,134 @@
-"""The data set of a session: its ledger, and what this worker has drawn of it.
+"""One stream of data of a session: its ledger, and what this worker has drawn of it.
 
 `drawn` and `used` count rounds of one assignment and begin again with the next; counters of the run are in `Progress`.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
-from manyhands.data.audit import Audit, tally
+from manyhands.data.audit import Audit
 from manyhands.data.effect import Effects, Learners
-from manyhands.data.ledger import Assignment, Ledger, Ranges, flags, ranges_of
-from manyhands.data.loading import empty_like, gather
-from manyhands.errors import UsageError
+from manyhands.data.ledger import Assignment, DrawnOrder, Ledger, Ranges, flags, ranges_of
+from manyhands.data.streams import Stream
+from manyhands.data.structure import emptied, samples_in
+from manyhands.engine.feed_record import UNKNOWN, FeedRecord, Outstanding, ledger_of
 
 _ASSIGNMENT_SHIFT = 32  # bits for the rounds of one assignment
 
 
-class FeedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker that joins, or a run that resumes, must know of the data."""
-
-    committed: Ranges
-    checks: list[dict[str, int]]
-    length: int | None = None
-    """Of the data set; None where the script has not named it yet, as when a run resumes."""
-    epoch: int = 0
-    shuffle: bool = True
-    batch: int = 1
-    round_samples: int = 1
-    is_in_loop: bool = False
-    is_over: bool = False
-
-
-class Outstanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker has drawn and not committed when the workers change."""
-
-    rounds: list[Ranges] = []
-    used: int = 0  # of those, the ones that are in its steps
-    # All places whose effect its replica has; None where all replicas have that of what is committed.
-    effect: Ranges | None = None
-    epoch: int = 0  # of that effect
-
-
 class Feed:
-    """What this worker draws; `pooled` is whether the batches of all workers in a round make one update."""
+    """What this worker draws; `pooled` is whether the batches of all workers in a round make one update.
 
-    def __init__(self, *, pooled: bool) -> None:
-        self.data: Any = None  # whose samples the current steps use
-        self.is_in_own_loop = False  # whether they use batches that only this worker has
+    `assignments` is how many the stream that had its slot before has had.
+    """
+
+    def __init__(self, *, pooled: bool, assignments: int = 0) -> None:
+        self.stream: Stream | None = None  # None before the script has opened it
+        self.is_in_loop = False
+        self.is_main = True  # whether its loop is the script's own, not one inside of another
+        self.inner_has_ended = False  # a loop inside of its loop, since it handed out a batch
+        self.left_at: int | None = None  # rounds that the loop around its loop had drawn when it was left
+        self.is_abandoned = False  # the next loop begins anew, whatever this one has left
+        self.ends = 0  # how many of its epochs are over
         self._ledger: Ledger | None = None
         self._safe: Sequence[int] | None = None  # rounds of each worker that the ledger has yet to hear of
         self.round_samples = 1  # that the workers use together in a round
         self.drawn = 0  # rounds of this assignment that this worker has drawn
-        self.used = 0  # of those, the ones that are in its steps
+        self.waiting = 0  # of those, the last ones, which the script has and has not given to a step
+        self.passed = (
+            0  # of those, the first ones: steps of other streams were made since the script got them
+        )
+        self.used = 0  # of the drawn ones, those that are in steps
         self.audit = Audit()
-        self.checks: list[dict[str, int]] = []  # of the epochs that are over: samples used once, twice, never
-        self._left = 0  # samples of an epoch that was begun and is not over at the end
         self._pooled = pooled
         self._effects: Effects | None = None
-        self._last_data: Any = None
-        self._resumed: Ranges = []
         self._used_by: Sequence[int] = ()  # by worker: rounds used at the last exchange
         self._shuffle = True
         self._batch = self._round_samples = 1
+        self._is_dealt = False
         self._worker = 0  # among those that the assignment counts
-        self._assignments = 0  # since the workers last changed; all workers make the same
-        self._is_over = False  # the epoch of the ledger
-        self._is_joining = False  # in the middle of a loop that other workers have begun
+        self._assignments = assignments  # since the workers last changed; all workers make the same
+        self.is_over = False  # the epoch of the ledger
+        self.is_joining = False  # in the middle of a loop that other workers have begun
 
     def begin(
-        self, data: Any, *, epoch: int, seed: int, batch: int, shuffle: bool, workers: int, full: int
+        self,
+        stream: Stream,
+        *,
+        epoch: int,
+        seed: int,
+        workers: int,
+        full: int,
+        drawn: DrawnOrder | None = None,
+        saved: FeedRecord | None = None,
     ) -> bool:
-        """The script begins a loop over this data; the batches of `full` workers make a round.
+        """The script begins a loop over this stream; the batches of `full` workers make a round. What a checkpoint has
+        `saved` of the epoch holds, and so does the order that a sampler has `drawn`.
 
         Returns False where the loop goes on with what another one has left.
         """
-        if batch < 1:
-            raise UsageError(f"batch_size={batch}: a step needs at least 1 sample per worker")
-        is_same = self._last_data is data
-        ledger = self.ledger
-        self.data = self._last_data = data
-        if self._is_joining:
-            self._is_joining = False
+        goes_on, ledger = self.goes_on, self.ledger
+        self.stream = stream
+        if self.is_joining:
+            self.is_joining = False
             return False
-        goes_on = bool(ledger and is_same and ledger.epoch == epoch and ledger.length == len(data))
-        is_alike = batch == self._batch and batch * full == self._round_samples
-        self._batch, self._shuffle = batch, shuffle
-        self._round_samples = batch * full
+        is_alike = stream.batch == self._batch and stream.batch * full == self._round_samples
+        self._batch, self._shuffle, self._is_dealt = stream.batch, stream.shuffle, stream.is_dealt
+        self._round_samples = stream.batch * full
         if goes_on and is_alike:
             # A loop that was left early goes on after what is in steps; no worker need know how far the others are.
-            self.drawn = self.used
+            self.drawn, self.waiting = self.used, 0
             return False
         if ledger and goes_on:
             ledger.commit(self._used_by or [self.used] * workers)
         else:
-            self.ledger = Ledger(len(data), seed=seed, epoch=epoch, shuffle=shuffle)
-            self.ledger.committed = self._resumed
+            whole = saved is None or saved.length == UNKNOWN
+            made = FeedRecord(
+                committed=saved.committed if saved else [],
+                length=drawn.length if drawn is not None else stream.length,
+                total=stream.total,
+                epoch=epoch,
+                shuffle=stream.shuffle,
+                is_main=self.is_main,
+            )
+            self.ledger = ledger_of(made if whole or saved is None else saved, seed, drawn)
             self.audit = Audit()
             self.audit.begin(self.ledger.times)
-        self._resumed, self._is_over = [], False
+            self.is_abandoned = saved is not None and saved.is_abandoned
+        self.is_over = False
         self.assign(workers)
         return not goes_on
 
-    def assign(self, workers: int, held: Sequence[Outstanding] = (), worker: int = 0) -> None:
-        """Assign what is left to the workers of this generation; each keeps what it has outstanding."""
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next loop goes on with samples that another one has left."""
+        return self._ledger is not None and not self.is_over
+
+    @property
+    def must_end(self) -> bool:
+        """Whether an epoch that is not over has to end before the next loop: it was left for good, or the steps of this
+        worker have used all that it gets."""
+        if not self.goes_on or self.assignment is None or self.is_joining:
+            return False
+        return self.is_abandoned or self.used >= self.assignment.rounds(self._worker)
+
+    def give_up(self) -> None:
+        """What no step of this worker has used of the epoch it does not want."""
+        self.drawn, self.waiting = self.used, 0
+
+    def assign(
+        self, workers: int, held: Sequence[Outstanding] = (), worker: int = 0, takers: Sequence[int] = ()
+    ) -> None:
+        """Assign what is left to the workers of this generation; each keeps what it has outstanding. If not all can
+        take more, `takers` can."""
         own = held[worker] if held else Outstanding()
         self.drawn, self.used = len(own.rounds), own.used
+        self.waiting = min(self.waiting, self.drawn - self.used)
         self._used_by = [one.used for one in held]
         self._assignments = 0 if held else self._assignments + 1
         if self.ledger is None:
@@ -118,14 +138,17 @@ class Feed:
         else:
             self._effects = Effects([self.ledger.times > 0] * workers)
         # Where every update is made from one worker's batch, more workers take more samples in a round.
-        round_samples = self._round_samples if self._pooled else self._batch * workers
+        is_whole = self._pooled and not self._is_dealt and not takers
+        round_samples = self._round_samples if is_whole else self._batch * (len(takers) or workers)
         self.ledger.assign(
             batch=self._batch,
             round_samples=round_samples,
             workers=workers,
             held=[one.rounds for one in held],
+            takers=takers,
         )
-        self._worker, self.round_samples = worker, round_samples
+        self._worker = worker if held else self._worker
+        self.round_samples = round_samples
 
     def _take_stock(self, ledger: Ledger, held: Sequence[Outstanding]) -> None:
         """Workers have come or gone: what the replicas of this generation have counts, and nothing else does."""
@@ -152,7 +175,7 @@ class Feed:
     @property
     def length(self) -> int:
         """Samples of an epoch."""
-        return self.ledger.length if self.ledger else 0
+        return self.ledger.size if self.ledger else 0
 
     @property
     def is_last(self) -> bool:
@@ -160,22 +183,63 @@ class Feed:
         return self.assignment is None or self.drawn >= self.assignment.rounds(self._worker)
 
     @property
-    def batch(self) -> int | None:
-        """How many samples a worker should have at a time; None outside a loop."""
-        return self._batch if self.data is not None else None
+    def rounds_left(self) -> int:
+        """How many batches this worker still gets of an epoch that is not over."""
+        return self.assignment.rounds(self._worker) - self.drawn if self.assignment else 0
 
-    def batches(self, worker: int) -> Iterator[tuple[Tensor, Any]]:
+    @property
+    def batch(self) -> int | None:
+        """How many samples a worker should have at a time; None outside a loop, and where a script makes its own
+        batches."""
+        return self._batch if self.is_in_loop and not self._is_dealt else None
+
+    def batches(self, worker: int) -> Generator[tuple[Tensor, Any], None, None]:
         """This worker's batches, one for every round that is left, with the places of their samples."""
-        ledger, data = self._ledger, self.data  # in the thread that loads ahead
-        if ledger is None:
+        ledger, stream = self._ledger, self.stream  # in the thread that loads ahead
+        if ledger is None or stream is None:
             return
+        self._worker = worker
         assignment, epoch = ledger.assignment, ledger.epoch
-        for number in range(self.drawn, assignment.rounds(worker)):
-            places = assignment.share(number, worker)
+        ahead: deque[Tensor] = deque()
+
+        def shares() -> Iterator[Tensor]:
+            for number in range(self.drawn, assignment.rounds(worker)):
+                places = assignment.share(number, worker)
+                ahead.append(places)
+                yield ledger.samples(places if len(places) else torch.tensor([0]))
+
+        for batch in stream.load(shares(), epoch):
+            places = ahead.popleft()
             if len(places):
-                yield places, gather(data, ledger.samples(places), epoch)
-            else:
-                yield places, empty_like(gather(data, torch.tensor([0]), epoch))
+                yield places, batch
+            elif (nothing := emptied(batch)) is not None:
+                yield places, nothing
+
+    def hand(self, batch: Any, places: Tensor) -> None:
+        """The script gets a batch, and has made steps with those before it, if they were to be used at all."""
+        if self.passed:
+            self.settle_passed()
+        self.inner_has_ended = False
+        self.drawn += 1
+        if (
+            batch is None
+        ):  # the loader's collate function has left all of its samples out: no step will use it
+            return
+        self.waiting += 1
+        self.audit.hand(batch, places, samples_in(batch) if self._is_dealt else len(places))
+
+    def stop(self) -> None:
+        """The script leaves the loop."""
+        self.is_in_loop = False
+        if self.passed:
+            self.settle_passed()
+            self.used = self.drawn - self.waiting
+
+    def settle_passed(self) -> None:
+        """Steps were made while the script had these batches, and it wants others now: they count as used."""
+        self.audit.used += self.audit.use_next(self.passed)
+        self.waiting = max(0, self.waiting - self.passed)
+        self.passed = 0
 
     @property
     def ledger(self) -> Ledger | None:
@@ -211,12 +275,12 @@ class Feed:
     @property
     def prospect(self) -> int:
         """As above, once the step under way is made."""
-        return self._assignments << _ASSIGNMENT_SHIFT | self.drawn
+        return self._assignments << _ASSIGNMENT_SHIFT | self.drawn - self.waiting
 
     def settle(self, reached: Sequence[int]) -> None:
         """Where workers do not step together, what the steps of each worker have used counts, as far as it has come. A
         worker that has a later assignment has used all of this one."""
-        if self.data is None:
+        if not self.is_under_way:
             return
         if self.assignment is not None:
             self.note(self._rounds(self.assignment, reached))
@@ -260,68 +324,58 @@ class Feed:
         """After the last commit: whether every sample of the epoch was used; otherwise the rest is assigned again."""
         return self.ledger is not None and not self.ledger.tally()["never"]
 
-    def end_epoch(self, notes: Iterable[Ranges]) -> None:
+    def end_epoch(self, notes: Iterable[Ranges]) -> dict[str, int]:
         """Check the ledger by what the steps of all workers have used."""
-        if self.ledger is not None:
-            self.checks.append({"epoch": self.ledger.epoch, **tally(self.audit.count(notes))})
-        self._is_over = True
+        self.is_over = True
+        self.ends += 1
+        return self.check(notes)
 
-    def end(self, notes: Iterable[Ranges]) -> None:
-        """The run is over, perhaps in the middle of an epoch."""
-        if self.ledger is not None and self.is_under_way:
-            found = tally(self.audit.count(notes))
-            self._left = found.pop("never")
-            self.checks.append({"epoch": self.ledger.epoch, **found, "never": 0})
-
-    @property
-    def tally(self) -> dict[str, int]:
-        """Samples over all epochs that were used once, more often and never."""
-        return {word: sum(check[word] for check in self.checks) for word in ("once", "twice", "never")}
-
-    @property
-    def report(self) -> dict[str, Any] | None:
-        """For the summary; None if there was no data set whose samples could be counted."""
-        return {**self.tally, "left": self._left, "epochs": self.checks} if self.checks else None
+    def check(self, notes: Iterable[Ranges]) -> dict[str, int]:
+        """Samples that the steps of all workers have used once, more often and never."""
+        if self.ledger is None:
+            return {}
+        inner = {} if self.is_main else {"inner": 1}
+        return {"epoch": self.ledger.epoch, **self.ledger.count(self.audit.count(notes)), **inner}
 
     @property
     def is_under_way(self) -> bool:
         """Whether an epoch was begun and has samples left."""
-        return self.ledger is not None and not self._is_over
+        return self.ledger is not None and not self.is_over
 
     @property
-    def committed(self) -> Ranges:
-        """Of the epoch that is under way, or comes next."""
-        return self.ledger.committed if self.ledger and not self._is_over else self._resumed
+    def assignments(self) -> int:
+        return self._assignments
 
     def record(self) -> FeedRecord | None:
         if self.ledger is None:
             return None
         return FeedRecord(
             length=self.ledger.length,
+            total=self.ledger.total,
             epoch=self.ledger.epoch,
+            drawn=self.ledger.drawn.encode() if self.ledger.drawn is not None else "",
             shuffle=self._shuffle,
             batch=self._batch,
             round_samples=self._round_samples,
+            is_dealt=self._is_dealt,
             committed=self.ledger.committed,
-            is_in_loop=self.data is not None,
-            is_over=self._is_over,
-            checks=self.checks,
+            is_in_loop=self.is_in_loop,
+            is_over=self.is_over,
+            is_main=self.is_main,
+            is_abandoned=self.is_abandoned,
         )
 
     def adopt(self, record: FeedRecord | None, seed: int, *, is_in_loop: bool, keeps: bool) -> None:
         """Go on from a record. `is_in_loop` is whether this worker is in the loop of the worker that made it, and
         `keeps` whether the effect of this worker's own steps is still in its replica."""
-        self._is_joining = record is not None and record.is_in_loop and not is_in_loop
+        self.is_joining = record is not None and record.is_in_loop and not is_in_loop
         if record is None:
             self.ledger = None
             return
-        if record.length is None:
-            self.ledger, self._resumed, self.checks = None, record.committed, record.checks
-            return
         if self.ledger is None or self.ledger.epoch != record.epoch or not keeps:
             self.audit = Audit()
-        self.ledger = Ledger(record.length, seed=seed, epoch=record.epoch, shuffle=record.shuffle)
-        self.ledger.committed = record.committed
+        self.ledger = ledger_of(record, seed)
         self.audit.begin(self.ledger.times)
-        self.checks, self._is_over = list(record.checks), record.is_over
+        self.is_over, self.is_main, self._is_dealt = record.is_over, record.is_main, record.is_dealt
+        self.is_abandoned = record.is_abandoned
         self._shuffle, self._batch, self._round_samples = record.shuffle, record.batch, record.round_samples

@@ -6,8 +6,10 @@ import torch
 
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
-from manyhands.comm.transports.counters import StepCounter
+from manyhands.comm.transports.counters import CounterTable
 from manyhands.engine.build import Built
+from manyhands.engine.feeds import MOST
+from manyhands.engine.same_data import STEPS
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.replica import Replica
 from manyhands.servers.worker.client import Servers
@@ -24,8 +26,9 @@ class Generation:
     servers: Servers | None
     fleet: Fleet | None
     """The servers as the strategy sees them."""
-    used: StepCounter | None
-    """Rounds of data whose effect is in the host's memory, where workers do not step together."""
+    used: CounterTable | None
+    """Rounds of each stream whose effect is in the host's memory, where workers do not step together; and
+    signs of their first batches."""
 
     # Facts that every step asks for.
     is_whole: bool
@@ -34,6 +37,10 @@ class Generation:
     """Of workers that compute the same samples, one counts them."""
     is_own: bool
     """Whether this worker alone has its replica, all of it."""
+    is_alone: bool
+    """Whether there is no other worker."""
+    computes_in_place: bool
+    """Whether the parameters are the memory that servers update, and no copy of it."""
     replicas: int
     one_host: bool
     device: torch.device | None
@@ -71,10 +78,12 @@ def begin(
         comm=comm,
         servers=servers,
         fleet=_fleet(comm, servers),
-        used=None if counted_elsewhere else world.host.progress(),
+        used=None if counted_elsewhere else world.host.table(MOST + STEPS + 1),
         is_whole=placed.is_whole,
         counts=placed.counts,
         is_own=replica.is_own,
+        is_alone=world.size == 1,
+        computes_in_place=servers is not None and servers.parameters.in_place,
         replicas=placed.peers.size,
         one_host=len(world.hosts) == 1,
         device=device if device.type != "cpu" else None,

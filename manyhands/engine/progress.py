@@ -17,6 +17,7 @@ _OWN = {
     "alone_until",
     "uncounted",
     "last_loss",
+    "last_result",
     "caught_up_at",
     "outside_before",
     "takeovers",
@@ -50,6 +51,8 @@ class Progress:
     samples: int = 0
     samples_before: int = 0
     """Of those, before this epoch."""
+    skipped: int = 0
+    """Steps that were left out because their gradient was not finite."""
     uncounted: int = 0
     """Samples of this worker that the other workers have not heard of."""
 
@@ -67,6 +70,8 @@ class Progress:
 
     # Results
     last_loss: float = math.nan
+    last_result: Any = None
+    """What the last step of this worker with data returned to the script."""
     measured: dict[str, float] = field(default_factory=dict)
 
     # Checkpoints

@@ -1,18 +1,24 @@
 """Enter a generation with everything that was before it; all its members do this together."""
 
 import contextlib
+import sys
 from dataclasses import dataclass
 
 import msgspec
+from safetensors.torch import load, save
+from torch import Tensor
 
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
 from manyhands.comm.comm import ServerAccess
-from manyhands.engine import generation, worker_process
+from manyhands.engine import generation, random_state, worker_process
 from manyhands.engine.build import Built, compose
 from manyhands.engine.engine import Engine, ReplicaState
-from manyhands.engine.feed import Outstanding
+from manyhands.engine.feed_record import Outstanding
+from manyhands.engine.feeds import MOST
 from manyhands.engine.join import GenerationLinks, join_world
+from manyhands.engine.roll import call_roll
+from manyhands.engine.siblings import Siblings
 from manyhands.engine.snapshot import Snapshot, adopt, capture
 from manyhands.errors import PeerLost, TornUpdate
 from manyhands.replica.replica import Replica
@@ -23,20 +29,88 @@ from manyhands.servers.worker.client import Servers
 
 
 def enter_first(engine: Engine) -> None:
-    """Enter the generation for which this process has been started."""
-    if not engine.has_entered:  # else a recovery has done it already
-        _enter(engine, engine.world, engine.member.new_generation if engine.member else None)
+    """Enter the generation for which this process has been started, or in which its script makes one more session."""
+    if engine.has_entered or engine.is_closed:
+        return  # a recovery has done it already
+    siblings, new = engine.siblings, engine.member.new_generation if engine.member else None
+    world = siblings.world
+    if new and siblings.roll is None:
+        siblings.follow(call_roll(world, []))
+        siblings.is_new = siblings.is_joining
+    if siblings.roll and siblings.roll.is_over(engine.number):
+        _hand_over(siblings, engine.number, world)
+        return
+    engine.world = siblings.world_of(engine, world)
+    _enter(engine, engine.world, new)
+    if engine.member and new:
+        engine.member.enter(commits=siblings.commits, steps=engine.progress.steps)
 
 
 def rejoin(engine: Engine, new: NewGeneration, links: GenerationLinks) -> None:
-    """Enter the generation that follows."""
-    world = engine.world
-    if new.generation > world.rank_info.generation and engine.member:
-        world = join_world(world.rank_info, engine.member, new, links)
-        if world.rank >= new.state_holders and engine.has_entered:
-            engine.replica_state = ReplicaState.OUTDATED
-            engine.replica.let_go()
-    _enter(engine, world, new)
+    """Enter the generation that follows, with all sessions."""
+    siblings, member, world = engine.siblings, engine.member, engine.siblings.worlds[-1]
+    if new.generation > world.rank_info.generation and member:
+        world = join_world(world.rank_info, member, new, links)
+        for one in siblings.open:
+            if world.rank >= new.state_holders and one.has_entered:
+                one.replica_state = ReplicaState.OUTDATED
+                one.replica.let_go()
+    siblings.follow(call_roll(world, siblings.told()))
+    siblings.worlds.append(world)
+    _move(siblings, world, are_all_here=_enter_all(siblings, world, new))
+    if member and member.new_generation:
+        member.enter(commits=siblings.commits, steps=engine.progress.steps)
+
+
+def _enter_all(siblings: Siblings[Engine], world: World, new: NewGeneration) -> bool:
+    """One session after the other. A worker that joins makes them in this order, and the others wait for it. Says
+    whether all have come as far."""
+    are_all_here = True
+    known = len(siblings.roll.rows) if siblings.roll else 0
+    for number in range(min(siblings.made, known)):
+        engine = siblings.get(number)
+        if siblings.roll and siblings.roll.is_over(number):
+            if len(new.members) > new.state_holders:
+                _hand_over(siblings, number, world)
+        elif engine is not None:
+            are_all_here = _enter(engine, siblings.world_of(engine, world), new)
+    for engine in siblings.open:
+        if not engine.has_entered:
+            engine.world = world  # until all have made it
+    return are_all_here
+
+
+def _move(siblings: Siblings[Engine], world: World, *, are_all_here: bool) -> None:
+    """All sessions are in the new generation: no worker needs the memory and the connections of those before."""
+    older, siblings.worlds = [one for one in siblings.worlds if one is not world], [world]
+    siblings.world, world.siblings = world, siblings
+    if older and are_all_here:
+        _give_back(older[0], world)
+    for one in older:
+        worker_process.move(one, world)
+        one.close()
+
+
+def _hand_over(siblings: Siblings[Engine], number: int, world: World) -> None:
+    """A session that is over, for the workers that join: what it has trained, and what its calls have returned."""
+    progress, model = siblings.closed(number)
+    said, tensors = b"", b""
+    if world.rank == 0:
+        said = msgspec.json.encode(progress.encode())
+        if model is not None:  # else no part of the script knows it any more
+            state = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+            tensors = save({name: v.detach().cpu().clone().contiguous() for name, v in state.items()})
+    said, tensors = world.gather(said)[0], world.gather(tensors)[0]
+    engine = siblings.get(number)
+    if engine is None or engine.is_closed:
+        return
+    engine.progress.adopt(msgspec.json.decode(said))
+    engine.progress.calls, engine.progress.caught_up_at = 0, sys.maxsize
+    engine.progress.outside_before = sys.maxsize
+    if tensors:
+        engine.training.model.load_state_dict(load(tensors), strict=False)
+    engine.is_closed = True
+    siblings.end(engine)
 
 
 @dataclass(frozen=True)
@@ -49,6 +123,7 @@ class _Members:
     """By rank, whether its replica has all committed steps."""
     calls: list[float]
     in_loop: list[float]
+    turns: list[float]
 
     @property
     def has_begun(self) -> bool:
@@ -60,10 +135,11 @@ class _Members:
         """A worker whose script has come furthest; one that is in a loop, if there is any."""
         most = max(calls for calls, has in zip(self.calls, self.have, strict=True) if has)
         ranks = [rank for rank, calls in enumerate(self.calls) if self.have[rank] and calls == most]
-        return next((rank for rank in ranks if self.in_loop[rank]), ranks[0])
+        return max(ranks, key=lambda rank: (self.in_loop[rank], self.turns[rank]))  # the first of several
 
 
-def _enter(engine: Engine, world: World, new: NewGeneration | None) -> None:
+def _enter(engine: Engine, world: World, new: NewGeneration | None) -> bool:
+    """Says whether all workers have come as far."""
     old_world = engine.world
     old = engine.replica if engine.holds_state else None
     members = _meet(engine, world, old)
@@ -78,34 +154,34 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> None:
         engine.placed,
         has_begun=members.has_begun,
         keeps=old is not None,
+        elsewhere=engine.siblings.trained_before(engine),
+        session=engine.number,
     )
     replica, comm, servers = built
     if members.has_begun:
         if comm.servers:
             _reconcile_servers(engine, world, comm.servers, before)
             _settle_data(engine, world, old, servers)
+        engine.siblings.joint.undo(engine.number)
         _inherit(engine, world, old, members, built)
         _catch_up(engine, world, old, members, new)
     elif not replica.is_served:  # else the servers have given all workers the parameters
         spread(replica, comm, engine.placed.peers)
+    draw_own_numbers(engine, world)
     # From here on this worker has everything. If another one is missing, the next exchange will tell.
+    are_all_here = False
     with contextlib.suppress(*((PeerLost,) if engine.member else ())):
         world.host.barrier()
-        if world is not old_world:
-            _give_back(old_world, world)
+        are_all_here = True
     engine.enter(generation.begin(world, engine.placed, built, lockstep=engine.traits.lockstep))
-    if world is not old_world:
-        worker_process.move(old_world, world)
-        old_world.close()
-    if engine.member and engine.member.new_generation:
-        engine.member.enter(commits=engine.progress.commits, steps=engine.progress.steps)
+    return are_all_here
 
 
 def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
     """Tell the other members what this worker brings."""
     progress = engine.progress
-    in_loop = float(engine.feed.data is not None)
-    rows = world.exchange([float(old is not None), progress.calls, progress.commits, in_loop])
+    in_loop, turns = float(bool(engine.feeds.open)), float(engine.feeds.turns)
+    rows = world.exchange([float(old is not None), progress.calls, progress.commits, in_loop, turns])
     have = [bool(row[0]) for row in rows]
     whole = have
     if old is not None:
@@ -119,7 +195,7 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
             raise TornUpdate(
                 "no host is left that has the parameters of a whole step; go on from the last checkpoint"
             )
-    return _Members(have, whole, [row[1] for row in rows], [row[3] for row in rows])
+    return _Members(have, whole, *([row[at] for row in rows] for at in (1, 3, 4)))
 
 
 def _reconcile_hosts(engine: Engine, last: int) -> None:
@@ -150,10 +226,11 @@ def _settle_data(engine: Engine, world: World, old: Replica | None, servers: Ser
     """Elastic servers know how far each worker of the generation before had come with its data."""
     if servers is None or not servers.is_elastic or engine.traits.lockstep:
         return
-    feed = engine.feed
-    used = joining.used_by(servers, world, engine.world, feed.progress, was_here=old is not None)
+    feeds = engine.feeds
+    progress = [*feeds.progress, *[0] * (MOST - len(feeds.slots))]
+    used = joining.used_by(servers, world, engine.world, progress, was_here=old is not None)
     if used and old is not None:
-        feed.settle(used)
+        feeds.settle(used)
 
 
 def _inherit(engine: Engine, world: World, old: Replica | None, members: _Members, built: Built) -> None:
@@ -173,24 +250,27 @@ def _catch_up(
     engine: Engine, world: World, old: Replica | None, members: _Members, new: NewGeneration | None
 ) -> None:
     """The session goes on where the furthest worker is; what no worker has is assigned again."""
-    feed, mesh = engine.feed, engine.placed.mesh
+    feeds, mesh = engine.feeds, engine.placed.mesh
     source = members.source
     said = world.gather(msgspec.json.encode(capture(engine)) if world.rank == source else b"")[source]
-    own = _outstanding(engine, new) if old is not None else Outstanding()
+    own = _outstanding(engine, new) if old is not None else []
     rows = world.gather(msgspec.json.encode(own))
-    outstanding = [msgspec.json.decode(row, type=Outstanding) for row in rows]
+    outstanding = [msgspec.json.decode(row, type=list[Outstanding]) for row in rows]
     snapshot = msgspec.json.decode(said, type=Snapshot)
     if old is None or engine.progress.calls < members.calls[source]:
         adopt(engine, snapshot, keeps=old is not None)
         engine.progress.takeovers += old is None
-    elif snapshot.feed and snapshot.feed.is_in_loop and feed.data is None:
+        if old is None:
+            engine.script.is_late, engine.joined_with = True, (snapshot.groups, snapshot.scheduler)
+    elif snapshot.feeds.turns > feeds.turns:
         # Other workers have drawn some of it already.
-        feed.adopt(snapshot.feed, snapshot.progress["seed"], is_in_loop=False, keeps=True)
-        engine.progress.begin_epoch()
-    feed.assign(mesh.feeds, outstanding[:: mesh.copies], mesh.feed(world.rank))
+        if not feeds.is_in_loop:
+            engine.progress.begin_epoch()
+        feeds.adopt_ahead(snapshot.feeds, snapshot.progress["seed"])
+    feeds.assign(mesh.feeds, outstanding[:: mesh.copies], mesh.feed(world.rank))
 
 
-def _outstanding(engine: Engine, new: NewGeneration | None) -> Outstanding:
+def _outstanding(engine: Engine, new: NewGeneration | None) -> list[Outstanding]:
     """The samples that this worker has drawn and not used. Workers of one replica have the same, unless they come
     from different replicas: then they give them up."""
     old = engine.world
@@ -200,8 +280,21 @@ def _outstanding(engine: Engine, new: NewGeneration | None) -> Outstanding:
     replicas = [members[at : at + mesh.members] for at in range(0, old.size, mesh.members)]
     if new and new.members[first : first + mesh.members] not in replicas:
         engine.progress.takeovers += 1
-        return Outstanding()
-    return engine.feed.outstanding(mesh.feed(old.rank))
+        return []
+    return engine.feeds.outstanding(mesh.feed(old.rank))
+
+
+def draw_own_numbers(engine: Engine, world: World) -> None:
+    """A worker that is new begins its stream of random numbers; those of workers with the same samples are the same."""
+    seed, copies = engine.settings.random_seed, engine.placed.mesh.copies
+    if seed is None or world.size == 1:
+        return
+    if not engine.has_own_numbers:
+        engine.has_own_numbers = True
+        info = world.rank_info
+        random_state.take_own(seed, engine.placed.feed, number=info.known_as if info.generation else None)
+    if copies > 1:
+        random_state.share(world, copies)
 
 
 def _give_back(old: World, world: World) -> None:

@@ -13,7 +13,7 @@ from manyhands.engine import random_state
 from manyhands.engine.engine import Engine
 from manyhands.engine.snapshot import to_record
 from manyhands.errors import Diverged
-from manyhands.replica.state import history, state
+from manyhands.replica.state import state, whole_optimizer
 from manyhands.replica.state.per_worker import differing
 from manyhands.replica.state.state import owners_differ
 from manyhands.replica.state.transcoding import States
@@ -32,9 +32,9 @@ def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> N
     form = None
     if world.rank == 0:
         tensors = own | model
-    if world.rank == 0 and engine.replica.needs_closure and not engine.served:
-        past, form = history.collect(training.optimizer)
-        tensors |= past
+    if world.rank == 0 and engine.replica.runs_whole and not engine.served:
+        inside, form = whole_optimizer.collect(training.optimizer)
+        tensors |= inside
     session = to_record(engine)
     settings = _of_all(placed.peers, session["groups"])
     random = _of_all(engine.world, random_state.capture())
@@ -46,13 +46,14 @@ def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> N
         "strategy": strategies.describe(engine.strategy),
         "plan": engine.plan,
         "optimizer": states,
-        "history": form,
+        "whole_optimizer": form,
         "apart": apart,
         "optimizer_class": type(training.optimizer).__name__,
         "groups": settings[0],
         "groups_apart": {str(rank): own for rank, own in enumerate(settings) if own != settings[0]},
         "random": random,
         "extra": extra,
+        "others": engine.siblings.steps_of_others(engine),
     }
     engine.saver.save(
         directory,
@@ -65,8 +66,10 @@ def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> N
 
 def _only_numbers(engine: Engine) -> None:
     """Keep the checkpoint that is there, rather than replace it by one that no run can go on from."""
-    lowest, highest = engine.replica.params.aminmax()  # either is NaN where any parameter is
-    is_finite = bool(torch.isfinite(lowest) and torch.isfinite(highest))
+    is_finite = True
+    for values in engine.replica.flat.values():
+        lowest, highest = values.aminmax()  # either is NaN where any parameter is
+        is_finite &= bool(torch.isfinite(lowest) and torch.isfinite(highest))
     for rank, row in enumerate(engine.world.exchange([float(is_finite)])):
         if not row[0]:
             raise Diverged(

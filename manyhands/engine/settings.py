@@ -32,7 +32,11 @@ class Settings:
     example: Any = None
     """A batch on which a placement may measure the model."""
     clip_norm: float | None = None
+    skip_nonfinite: int = 0
+    """Steps that may be left out because their gradient is not finite, before one ends the run."""
     seed: int = 0
+    random_seed: int | None = None
+    """From which every worker derives random numbers of its own; None: it draws what the script has seeded."""
     save_every: str = intervals.NEVER
     keep: int = KEEP
     """How many checkpoints remain."""

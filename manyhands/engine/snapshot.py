@@ -11,8 +11,10 @@ import msgspec
 import torch
 from torch import Tensor
 
+from manyhands.engine import feeds
 from manyhands.engine.engine import Engine
-from manyhands.engine.feed import FeedRecord
+from manyhands.engine.feeds import FeedsRecord
+from manyhands.errors import CheckpointError
 
 PAIRS = "pairs"
 
@@ -27,7 +29,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[Any]
     """The settings of the optimizer's parameter groups."""
     scheduler: Any
-    feed: FeedRecord | None
+    feeds: FeedsRecord
 
 
 def capture(engine: Engine) -> Snapshot:
@@ -36,18 +38,17 @@ def capture(engine: Engine) -> Snapshot:
         progress=engine.progress.encode(),
         groups=[plain(group) for group in engine.training.optimizer.param_groups],
         scheduler=plain(scheduler.state_dict()) if scheduler is not None else None,
-        feed=engine.feed.record(),
+        feeds=engine.feeds.record(),
     )
 
 
 def to_record(engine: Engine) -> dict[str, Any]:
     """What the record of a checkpoint says of the session. It leaves out a loop that is over: a run that resumes begins
     the epoch after it."""
-    snapshot, feed = capture(engine), engine.feed
+    snapshot = capture(engine)
     return {
         **{name: snapshot.progress[name] for name in SAVED},
-        "committed": [list(one) for one in feed.committed],
-        "checks": feed.checks,
+        **engine.feeds.to_record(),
         "groups": snapshot.groups,
         "scheduler": snapshot.scheduler,
     }
@@ -55,13 +56,12 @@ def to_record(engine: Engine) -> dict[str, Any]:
 
 def from_record(record: Mapping[str, Any], groups: list[Any]) -> Snapshot:
     """The session that a checkpoint's record describes, with the optimizer settings of one worker."""
-    committed = [(first, last) for first, last in record["committed"]]
-    position = sum(last - first for first, last in committed)
+    position = sum(last - first for first, last in record["committed"])
     return Snapshot(
         progress={**{name: record[name] for name in SAVED}, "position": position},
         groups=groups,
         scheduler=record["scheduler"],
-        feed=FeedRecord(committed=committed, checks=record["checks"]),
+        feeds=feeds.from_record(record),
     )
 
 
@@ -69,20 +69,27 @@ def adopt(engine: Engine, snapshot: Snapshot, *, keeps: bool = False) -> None:
     """Go on from a snapshot. A worker that `keeps` its replica has the effect of its own steps still."""
     progress = engine.progress
     progress.adopt(snapshot.progress)
-    is_in_loop = engine.feed.data is not None and progress.calls == progress.caught_up_at
-    engine.feed.adopt(snapshot.feed, progress.seed, is_in_loop=is_in_loop, keeps=keeps)
+    follows = progress.calls == progress.caught_up_at
+    engine.feeds.adopt(snapshot.feeds, progress.seed, follows=follows, keeps=keeps)
     adopt_settings(engine, snapshot.groups, snapshot.scheduler)
 
 
 def adopt_settings(engine: Engine, groups: Sequence[Any], schedule: Any) -> None:
     training = engine.training
-    for group, saved in zip(training.optimizer.param_groups, groups, strict=True):
-        group.update({key: like(value, group.get(key)) for key, value in saved.items()})
-    if training.scheduler is not None and schedule is not None:
-        now = training.scheduler.state_dict()
-        training.scheduler.load_state_dict(
-            {key: like(value, now.get(key)) for key, value in schedule.items()}
-        )
+    try:
+        for group, saved in zip(training.optimizer.param_groups, groups, strict=True):
+            group.update(
+                {key: like(value, group.get(key)) for key, value in saved.items() if key != "params"}
+            )
+        if training.scheduler is not None and schedule is not None:
+            now = training.scheduler.state_dict()
+            training.scheduler.load_state_dict(
+                {key: like(value, now.get(key)) for key, value in schedule.items()}
+            )
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the settings of {type(training.optimizer).__name__} or of the schedule cannot be taken over ({error})"
+        ) from None
 
 
 def plain(value: Any) -> Any:
@@ -104,10 +111,12 @@ def plain(value: Any) -> Any:
 
 def like(value: Any, example: Any) -> Any:
     """What JSON made of a setting, back in the type that the optimizer or the scheduler has."""
+    if isinstance(example, (int, float)) and not isinstance(value, (int, float, type(None))):
+        raise ValueError(f"it was {example} and would be a {type(value).__name__}")
     if isinstance(value, dict) and PAIRS in value:
         return type(example)(dict(value[PAIRS]))
     if isinstance(example, tuple):
-        return tuple(value)
+        return tuple(like(item, other) for item, other in zip(value, example, strict=True))
     if isinstance(example, Tensor):
         return torch.full_like(example, value)
     if isinstance(example, list) and len(example) == len(value):

@@ -27,15 +27,15 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "bytes_sent": int(totals.bytes_sent),
         "shared_bytes": int(totals.shared_bytes),
         "wall_s": round(engine.clock.wall_s(), 3),
-        "committed": engine.feed.report,
+        "committed": engine.feeds.report,
         **more,
     }
 
 
-def write_summary(out: Path, summary: dict[str, Any]) -> None:
-    temporary = out / ".summary.json"
+def write_summary(out: Path, summary: dict[str, Any], name: str = "summary") -> None:
+    temporary = out / f".{name}.json"
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
-    temporary.replace(out / "summary.json")
+    temporary.replace(out / f"{name}.json")
 
 
 def own_bytes() -> tuple[float, float]:

@@ -32,6 +32,11 @@ class Suspects:
 
     def text(self) -> str:
         """The likely cause, and what to change."""
+        if not self.rate:
+            return (
+                "the data differ from before, or something beside the optimizer changes the model: the learning rate "
+                "is 0"
+            )
         if self.staleness >= STALE:
             return (
                 f"gradients were about {self.staleness:.1f} updates old when they were applied, at the learning "

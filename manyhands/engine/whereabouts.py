@@ -21,6 +21,7 @@ class Whereabouts:
 
     @property
     def workers(self) -> int:
+        """How many workers there are now; deaths and joins change it."""
         return self.world.size
 
     @property
@@ -30,27 +31,32 @@ class Whereabouts:
 
     @property
     def world(self) -> World:
+        """All workers as this one sees them: their hosts, and the launcher that started them."""
         return self.engine.world
 
     @property
     def model(self) -> nn.Module:
+        """The model that the session was given; under a placement, with this worker's part of it."""
         return self.engine.training.model
 
     @property
     def optimizer(self) -> Optimizer:
+        """The optimizer that the session was given; of a list, the one that runs them all."""
         return self.engine.training.optimizer
 
     @property
     def out(self) -> Path | None:
-        """The run's directory."""
+        """The run's directory; None where no launcher of ours made one."""
         return self.engine.settings.out
 
     @property
     def steps(self) -> int:
+        """How many steps the run has made, those before a `resume` included."""
         return self.engine.progress.steps
 
     @property
     def epoch(self) -> int:
+        """How many epochs are complete: `while session.epoch < 10:` also goes on after a `resume`."""
         return self.engine.progress.epoch
 
     @property
@@ -60,14 +66,15 @@ class Whereabouts:
 
     @property
     def position(self) -> int:
-        """How many samples of this epoch."""
+        """How many samples of this epoch the steps of all workers have used."""
         return self.engine.progress.position
 
     @property
     def measured(self) -> dict[str, float]:
-        """The results of the last evaluation."""
+        """The results of the last `evaluate`, by name."""
         return self.engine.progress.measured
 
     @property
     def is_closed(self) -> bool:
+        """Whether `close` was called: the model is the script's alone again."""
         return self.engine.is_closed

@@ -11,7 +11,7 @@ from manyhands import telemetry
 from manyhands.checkpoint import background_write
 from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.detect import own_rank_info
-from manyhands.cluster.worker import entry
+from manyhands.cluster.worker import children, entry, own_steps, rank_variables
 from manyhands.cluster.worker.heap import keep_freed_memory
 from manyhands.cluster.worker.member import Member
 from manyhands.cluster.worker.server_context import ServerContext
@@ -31,31 +31,47 @@ class OpenSession(Protocol):
 
     def finish(self) -> None: ...
 
+    def close(self) -> None: ...
+
     def wait_for_saves(self) -> None: ...
 
 
 _world: World | ServerContext | None = None
 _member: Member | None = None
-# Each session with what it is known by inside; in the order in which they were made, the same on all workers.
-_sessions: list[tuple[weakref.ref[OpenSession], weakref.ref[object]]] = []
+# In the order in which they were made, the same on all workers.
+_sessions: list[weakref.ref[OpenSession]] = []
+# In a run of several processes: a session that only a function's variable holds is finished with the others, too.
+_kept: list[OpenSession] = []
 
 
 def rank() -> int:
-    """The rank of this worker, before a session exists: which data to prepare, who prints.
+    """The rank of this worker, also before a session exists: which data to prepare, who prints.
 
-    A worker that joins a run later gets its rank with its session; here it is the number by which people know it.
+    A worker that joins a run later gets its rank with its session; until then it is the number by which people know it.
+    Servers count after the workers.
     """
+    if isinstance(_world, World):
+        return _world.rank
     info = own_rank_info()
     return info.rank if not info.is_new or info.number is None else info.number
+
+
+def workers() -> int:
+    """How many workers there are, also before a session exists; of several hosts, until then, those of this one."""
+    return _world.size if isinstance(_world, World) else own_rank_info().workers
 
 
 def own_world() -> World | ServerContext:
     """The world of this process: joined once, left at exit."""
     global _world, _member
+    children.refuse()
     if _world is None:
+        children.announce()
         keep_freed_memory()
+        own_steps.end()
         _member = membership(os.environ)
         _world = first_world(_member) if _member else join()
+        _announce(_world)
         atexit.register(_leave, os.getpid())
         entry.before_termination.append(background_write.abandon_all)
     return _world
@@ -71,6 +87,13 @@ def move(old: World, new: World) -> None:
     global _world
     if _world is old:
         _world = new
+        _announce(new)
+
+
+def _announce(world: World | ServerContext) -> None:
+    """Say in the environment which worker this is now."""
+    if isinstance(world, World):
+        rank_variables.announce(world.rank, world.size, world.host.index, world.host.size)
 
 
 def host_count() -> int:
@@ -84,18 +107,24 @@ def worker_count() -> int:
     return own_world().rank_info.workers
 
 
-def register(session: OpenSession, engine: object) -> None:
+def register(session: OpenSession) -> None:
     """At exit, this process finishes the session if it is still open."""
-    _sessions.append((weakref.ref(session), weakref.ref(engine)))
+    _sessions.append(weakref.ref(session))
+    _kept[:] = [one for one in _kept if not one.is_closed]
+    if own_rank_info().launcher != "alone":
+        _kept.append(session)
 
 
-def open_sessions(*, besides: object = None) -> list[OpenSession]:
-    """The sessions of this process that are not closed, without the one of an engine."""
-    return [
-        session
-        for reference, engine in _sessions
-        if (session := reference()) is not None and not session.is_closed and engine() is not besides
-    ]
+def open_sessions() -> list[OpenSession]:
+    """The sessions of this process that are not closed."""
+    known = (reference() for reference in _sessions)
+    return [session for session in known if session is not None and not session.is_closed]
+
+
+def close_sessions() -> None:
+    """Close what the script has left open, in the order in which it was made."""
+    for session in open_sessions():
+        session.close()
 
 
 def _leave(pid: int) -> None:

@@ -16,7 +16,6 @@ from manyhands import data, models, telemetry
 from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.data.ledger import rounds
-from manyhands.data.loading import gather
 from manyhands.engine import intervals
 from manyhands.engine.session import Session
 from manyhands.engine.worker_process import host_count, worker_count
@@ -88,10 +87,7 @@ def _begin(plan: Plan) -> tuple[data.Data, Session, LambdaLR | None]:
         keep=plan.train.keep,
         strategy=plan.strategy,
         placement=plan.placement,
-        example=_example(plan, samples),
     )
-    # Workers draw different dropout masks, unless they compute the same; a resumed run takes the saved states instead.
-    torch.manual_seed((plan.train.seed + 1 + session.engine.placed.feed) % 2**63)
     return samples, session, scheduler
 
 
@@ -128,13 +124,6 @@ def load(plan: Plan) -> tuple[data.Data, nn.Module]:
     """The data, and a model that fits it."""
     samples = data.load(plan.data, seed=plan.train.seed, size=plan.train.size, augment=plan.train.augment)
     return samples, models.build(plan.model, samples.shape, samples.classes)
-
-
-def _example(plan: Plan, samples: data.Data) -> Any:
-    """A batch on which a placement may measure the model; None where every worker has all of the model."""
-    if plan.mesh().members == 1:
-        return None
-    return gather(samples.train, torch.arange(min(plan.batch, len(samples.train))), 0)
 
 
 def _check_device(device: str) -> None:

@@ -28,6 +28,7 @@ BASE_OF = {
 
 MOST_BATCHES = 4  # the rate grows no further: beyond, small networks no longer follow the linear rule
 WARM_UP_EPOCHS = 1.0
+_TIMES = {2: "twice ", 3: "3 times ", 4: "4 times "}
 CHOOSE_THEIR_STEPS = ("lbfgs",)
 
 
@@ -60,27 +61,29 @@ def terms(model: str, strategy: Strategy, workers: int, *, hosts: int = 1, accum
     late = facts.late
     rate = base * (scaled if is_linear else math.sqrt(scaled)) / (1 + late)
     settings["lr"] = f"{rate:.3g}"
-    factor = f"{scaled}" if is_linear else f"√{scaled}"
     return Terms(
         optimizer=f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}",
         warm_up_epochs=WARM_UP_EPOCHS if batches > 1 else 0.0,
         batches_per_update=batches,
-        why=f"learning rate {rate:.3g}{_reason(base, factor, batches, late)}",
+        why=f"learning rate {rate:.3g}{_reason(base, is_linear, batches, late)}",
     )
 
 
-def _reason(base: float, factor: str, batches: int, late: int) -> str:
+def _reason(base: float, is_linear: bool, batches: int, late: int) -> str:
+    """How the rate comes from that of one worker, and why."""
     if batches == 1 and not late:
-        return ": every update is made from one batch"
-    formula, when, reasons = f" = {base:g}", "", []
+        return ", as one worker has it, since each update uses 1 batch"
+    times, parts, reasons = "", "", []
     if batches > 1:
-        formula, when = f"{formula} × {factor}", ", reached in the first epoch"
+        scaled = min(batches, MOST_BATCHES)
+        times = _TIMES[scaled] if is_linear else f"√{scaled} times "
         limit = f", of which {MOST_BATCHES} count" if batches > MOST_BATCHES else ""
-        reasons.append(f"every update is made from {batches} batches{limit}")
+        reasons.append(f"each update uses {batches} batches{limit}")
     if late:
-        formula = f"{formula} ÷ {1 + late}"
-        reasons.append(f"gradients are about {late} update{'s' if late > 1 else ''} late")
-    return f"{formula}{when}: {', and '.join(reasons)}"
+        parts = f" divided by {1 + late}"
+        reasons.append(f"gradients are about {late} update{'s' * (late > 1)} late")
+    warm_up = "; warm-up in epoch 1" if batches > 1 else ""
+    return f": {times}the {base:g} of one worker{parts}, since {', and '.join(reasons)}{warm_up}"
 
 
 def updates(samples: int, batch: int, batches_per_update: int) -> int:

@@ -7,7 +7,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -16,7 +16,8 @@ from manyhands import spec, strategies
 from manyhands.checkpoint.publish import KEEP
 from manyhands.cluster.launchers.addresses import parse_hosts
 from manyhands.engine import intervals
-from manyhands.errors import UnknownName, UsageError
+from manyhands.errors import UnknownName, UsageError, did_you_mean
+from manyhands.foreign.regular import not_through_links, read_small
 from manyhands.job import learning_rate
 
 DEVICES = ("cpu", "cuda")
@@ -162,7 +163,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return msgspec.json.encode(self)
 
     def write(self, path: Path) -> None:
-        path.write_bytes(msgspec.json.format(self.encode()) + b"\n")
+        with open(path, "wb", opener=not_through_links) as file:
+            file.write(msgspec.json.format(self.encode()) + b"\n")
 
 
 def decode(content: bytes | str) -> Plan:
@@ -172,8 +174,36 @@ def decode(content: bytes | str) -> Plan:
 
 def read(path: Path) -> Plan:
     """A spec in TOML with the words of the command line, or the `plan.json` of an earlier run."""
+    words = words_in(path)
+    _modernise(words)
+    for word in words:
+        if word not in Plan.__struct_fields__:
+            raise UsageError(_unknown(word, Plan, f"{path}: unknown section"))
+    for section, kind in _SECTIONS.items():
+        if section in words:
+            _check_section(words[section], kind, f"{path}: [{section}]")
+    for section in ("model", "data", "strategy", "placement"):
+        if isinstance(words.get(section), Mapping):
+            words[section] = _text(words[section], f"{path}: [{section}]")
+        elif not isinstance(words.get(section, ""), str):
+            raise UsageError(
+                f'{path}: {section} = {_written(words[section])}: a name is expected, as in {section} = "…"'
+            )
     try:
-        content = path.read_bytes()
+        plan = msgspec.convert(words, Plan)
+        plan.encode()  # which finds texts that are none
+        return plan
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise UsageError(f"{path} holds a text or a number that no plan can have: {error}") from None
+    except msgspec.ValidationError as error:
+        reason, _, where = str(error).partition(" - at `$.")
+        raise UsageError(f"{path}: {where.rstrip('`') or 'plan'}: {reason}") from None
+
+
+def words_in(path: Path) -> dict[str, Any]:
+    """What a spec file says, before anything of it is understood."""
+    try:
+        content = read_small(path, or_pipe=True)
     except OSError as error:
         raise UsageError(
             f"cannot read the spec {path} ({error.strerror}); give the path of a TOML file"
@@ -181,23 +211,11 @@ def read(path: Path) -> Plan:
     form = "JSON" if path.suffix == ".json" else "TOML"
     try:
         words = json.loads(content) if form == "JSON" else tomllib.loads(content.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid {form}: {error}") from None
     if not isinstance(words, dict):
         raise UsageError(f"{path} holds no plan: expected the sections {', '.join(Plan.__struct_fields__)}")
-    _modernise(words)
-    _only_known(words, Plan, f"{path}: unknown section")
-    for section, kind in (("cluster", Cluster), ("train", Train)):
-        if isinstance(words.get(section), Mapping):
-            _only_known(words[section], kind, f"{path}: unknown key in [{section}]")
-    for section in ("model", "data", "strategy", "placement"):
-        if isinstance(words.get(section), Mapping):
-            words[section] = _text(words[section], f"{path}: [{section}]")
-    try:
-        return msgspec.convert(words, Plan)
-    except msgspec.ValidationError as error:
-        reason, _, where = str(error).partition(" - at `$.")
-        raise UsageError(f"{path}: {where.rstrip('`') or 'plan'}: {reason}") from None
+    return words
 
 
 def _modernise(words: dict[str, Any]) -> None:
@@ -207,18 +225,48 @@ def _modernise(words: dict[str, Any]) -> None:
         train["save_every"] = "epoch" if train.pop("save") else intervals.NEVER
 
 
-def _only_known(words: Mapping[str, Any], kind: type[msgspec.Struct], complaint: str) -> None:
+_SECTIONS: dict[str, type[msgspec.Struct]] = {"cluster": Cluster, "train": Train}
+
+_EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes"}
+
+
+def _unknown(word: str, kind: type[msgspec.Struct], complaint: str) -> str:
     known = kind.__struct_fields__
-    for word in words:
-        if word not in known:
-            raise UsageError(f"{complaint} {word!r}; known: {', '.join(known)}")
+    homes = [section for section, other in _SECTIONS.items() if word in other.__struct_fields__]
+    if homes:
+        return f"{complaint} {word!r}; it belongs under [{homes[0]}]"
+    return f"{complaint} {word!r}; known: {', '.join(known)}{did_you_mean(word, known, {})}"
+
+
+def _check_section(section: Any, kind: type[msgspec.Struct], where: str) -> None:
+    """Refuse words that are not known, and values of another type than the word has."""
+    if not isinstance(section, Mapping):
+        raise UsageError(f"{where} is {_written(section)}: a section with words of its own is expected")
+    hints = get_type_hints(kind)
+    for word, value in section.items():
+        if word not in hints:
+            raise UsageError(_unknown(word, kind, f"{where.replace('[', 'unknown key in [')}"))
+        try:
+            msgspec.convert(value, hints[word])
+        except msgspec.ValidationError:
+            choices = get_args(hints[word]) or (hints[word],)
+            raise UsageError(
+                f"{where} {word} = {_written(value)}: {_EXPECTED[choices[0]]} is expected"
+            ) from None
+
+
+def _written(value: Any) -> str:
+    """As the file has it."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _text(section: Mapping[str, Any], where: str) -> str:
     """`name = "mlp"`, `hidden = [512, 512]` → `mlp:hidden=512-512`."""
     name = section.get("name")
     if not isinstance(name, str):
-        raise UsageError(f'{where} needs a name, as in name = "…"')
+        slip = next((key for key in section if did_you_mean(key, ["name"], {})), "")
+        hint = f"; did you mean name where it says {slip}?" if slip and slip != "name" else ""
+        raise UsageError(f'{where} needs a name, as in name = "…"{hint}')
     settings = []
     for key, value in section.items():
         if isinstance(value, Mapping):

@@ -34,6 +34,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     )
 }
 
+_KNOWN_ELSEWHERE = {
+    **dict.fromkeys(("resnet", "resnet18", "resnet-18", "resnet34", "wideresnet"), "resnet20 or resnet50"),
+    **dict.fromkeys(("resnet101", "resnext50"), "resnet50 or resnet152"),
+    **dict.fromkeys(("vgg", "vgg11", "vgg13"), "vgg16"),
+    **dict.fromkeys(("inception", "inception-v1"), "googlenet"),
+    **dict.fromkeys(("gpt", "gpt2", "gpt-2", "nanogpt", "mingpt", "llama", "bert"), "transformer"),
+    **dict.fromkeys(("rnn", "gru"), "lstm"),
+    **dict.fromkeys(("linear", "dense", "mnist"), "mlp"),
+}
+
 
 def build(text: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """The model that `name:key=value,...` or `package.module:callable` names, for samples of this shape.
@@ -63,7 +73,7 @@ def _build_own(text: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Call the user's `package.module:callable` with (shape, classes), or with nothing."""
     name, positional, settings = spec.split(text)
     if not positional or not all(part.isidentifier() for part in name.split(".")):
-        raise UnknownName("model", name, [*MODELS, "package.module:callable"])
+        raise UnknownName("model", name, [*MODELS, "package.module:callable"], _KNOWN_ELSEWHERE)
     if settings or len(positional) > 1:
         raise UsageError(f"model {text!r}: write package.module:callable and nothing after it")
     builder = spec.imported(text, "model")

@@ -24,10 +24,19 @@ PLACEMENTS: dict[str, type[Placement]] = {
 
 DEFAULT = "single"
 
+_KNOWN_ELSEWHERE = {
+    **dict.fromkeys(("fsdp", "fsdp2", "fully-sharded", "zero", "zero1", "zero2", "zero3"), "sharded"),
+    **dict.fromkeys(("deepspeed", "zero-1", "zero-2", "zero-3"), "sharded"),
+    **dict.fromkeys(("tp", "megatron", "tensor-parallel"), "tensor"),
+    **dict.fromkeys(("pp", "gpipe", "pipedream", "model-parallel"), "pipeline"),
+    **dict.fromkeys(("3d", "megatron-3d"), "hybrid"),
+    **dict.fromkeys(("ddp", "replicated", "whole", "none", "data-parallel"), "single"),
+}
+
 
 def parse(text: str) -> Placement:
     """`pipeline:stages=2,microbatches=4` → the placement with its settings."""
-    return spec.parse(text, PLACEMENTS, "placement")
+    return spec.parse(text, PLACEMENTS, "placement", _KNOWN_ELSEWHERE)
 
 
 def admit(placement: Placement, mesh: Mesh, strategy: Strategy, asked: Asked) -> None:

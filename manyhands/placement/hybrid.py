@@ -50,6 +50,10 @@ class Hybrid(Placement):
     def _ways(self) -> Tensor:
         return Tensor(ways=self.tensor, whole=self.whole, columns=self.columns, rows=self.rows)
 
+    @property
+    def by_batch(self) -> bool:
+        return self.pipeline > 1
+
     def mesh(self, workers: int) -> Mesh:
         return form(workers, stages=self.pipeline, ways=self.tensor)
 
@@ -66,10 +70,16 @@ class Hybrid(Placement):
 
         require_element_wise(optimizer, "hybrid")
         stages = self._stages()
-        cuts = stages.cuts(model, loss, groups, example)
-        modules = Stages.modules(cuts, groups)
+        division = stages.divide(model, loss, groups, example)
+        # What stages lend each other stays whole.
+        lent = {id(tensor) for tensor in division.lent_tensors(model)}
+        modules = [
+            module
+            for module in Stages.modules(model, division, groups)
+            if not lent & {id(param) for param in module.parameters()}
+        ]
         given = {"whole": self.whole, "columns": self.columns, "rows": self.rows}
         sliced = slice_model(model, groups, modules, given)
         return Stages(
-            model, loss, groups, cuts, schedule=self.schedule, micros=self.microbatches, sliced=sliced
+            model, loss, groups, division, schedule=self.schedule, micros=self.microbatches, sliced=sliced
         )

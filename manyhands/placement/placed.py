@@ -1,9 +1,11 @@
 """The placement of a session: the mesh that its workers form, and this worker's process groups and part in it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -12,12 +14,14 @@ from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
 from manyhands.placement.assembly import Assembly
 from manyhands.placement.model_parallel import ModelParallelPart
+from manyhands.placement.presence import Phase
 from manyhands.placement.process_groups import ProcessGroups
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.layout import SPAN_BYTES, Layout
 from manyhands.replica.parameters import lay_out_model
 from manyhands.replica.part import Loss
 from manyhands.replica.replica import Replica
+from manyhands.replica.state import buffers
 from manyhands.replica.state.state import (
     States,
     begin_alike,
@@ -35,21 +39,27 @@ class PlacedModel:
     `example` is a batch on which a placement may measure the model.
     """
 
-    def __init__(self, text: str, workers: int, example: Any = None) -> None:
+    def __init__(self, text: str, workers: int, rank: int, example: Any = None) -> None:
         self.placement = placements.parse(text)
         self.mesh = self.placement.mesh(workers)
-        self._example = example
-        self._rank = 0
+        self.is_whole = (
+            self.mesh.members == 1
+        )  # whether every worker has all of the model, whatever their number
+        self.example = example
+        self._rank = rank
         self._groups: ProcessGroups | None = None
         self._assembly: Assembly | None = None
         self._part: ModelParallelPart | None = None
         self._layout: Layout | None = None  # of the whole model
         self._shapes: list[Any] = []  # of the whole model's parameters
+        self._is_at_work = False
+        self.on_use: Callable[[Any], None] = lambda inputs: None
+        """Told of the inputs with which a script uses a model in parts outside of a step."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every worker has all of the model."""
-        return self.mesh.members == 1
+    def awaits_batch(self) -> bool:
+        """Whether the model is to be divided by what a batch shows, and there is none yet."""
+        return not self.is_whole and self.placement.by_batch and self.example is None
 
     @property
     def feed(self) -> int:
@@ -76,6 +86,67 @@ class PlacedModel:
         if not self._shapes:
             self._shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
         return self._shapes
+
+    # Between steps the script has control, and finds no part that it could take for the whole
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While the session has control."""
+        if self._is_at_work:
+            yield
+            return
+        if self._part:
+            self._part.work()
+        self._is_at_work = True
+        try:
+            yield
+        finally:
+            self._is_at_work = False
+            if self._part:
+                self._part.rest()
+
+    def lend(self, tensor: Tensor) -> None:
+        """Before the script loads whole values into a tensor."""
+        if self._part:
+            self._part.presence.lend(tensor)
+
+    def take_back(self, tensor: Tensor) -> None:
+        """After the values have been taken out of it again."""
+        if self._part:
+            self._part.presence.take_back(tensor)
+
+    def model(self, replica: Replica, *, everywhere: bool) -> dict[str, Tensor]:
+        """A copy of the whole model's state, on every worker or on those that lead their replicas; all ask."""
+        found = model_tensors(replica)
+        if self._assembly:
+            found = self._assembly.whole(found)
+            if everywhere:
+                found = self._assembly.everywhere(found)
+        tensors = replica.model.state_dict(keep_vars=True)
+        sparse = {name: own for name, own in tensors.items() if own.layout != torch.strided}
+        values = buffers.from_saved(
+            {name.removeprefix(MODEL): value for name, value in found.items()}, sparse
+        )
+        copies: dict[int, Tensor] = {}
+        return {  # names that are tied stay so
+            name: copies.setdefault(id(own), values[name].detach().clone())
+            for name, own in tensors.items()
+            if name in values
+        }
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether the script has the whole of a model that is in parts."""
+        return self._part is not None and self._part.presence.phase is Phase.WHOLE
+
+    def opened(self, values: dict[str, Tensor]) -> AbstractContextManager[None]:
+        """While the script has the whole model, with these values."""
+        return self._part.opened(values) if self._part else nullcontext()
+
+    def keep(self, values: Mapping[str, Tensor]) -> None:
+        """Take over a whole model that the script has changed."""
+        if self._part:
+            self._part.keep(values)
 
     # The beginning of a generation
 
@@ -119,7 +190,8 @@ class PlacedModel:
             self._layout = lay_out_model(model, optimizer, span_bytes=SPAN_BYTES, lanes=1)
         if not has_begun:
             begin_alike(model, world)
-        self._part = self.placement.place(model, optimizer, loss, groups, self._example)
+        self._part = self.placement.place(model, optimizer, loss, groups, self.example)
+        self._part.presence.on_use = self.on_use
         return self._part
 
     def barrier_group(self, world: World) -> BarrierGroup | None:
@@ -162,6 +234,12 @@ class PlacedModel:
         """The inverse, from the worker that leads: what of it is this worker's."""
         return self._assembly.own(whole) if self._assembly else whole
 
+    def everywhere(self, own: dict[str, Tensor], states: States) -> tuple[dict[str, Tensor], States]:
+        """Some of a replica's state, whole on all of its workers."""
+        if self._assembly is None:
+            return own, states
+        return self._assembly.everywhere(self._assembly.whole(own)), self._assembly.states(states)
+
     def give_back(self, replica: Replica, own: Mapping[str, Tensor], states: States) -> dict[str, Tensor]:
         """The optimizer as plain PyTorch has it; returns the tensors of a model that was in parts, on every worker."""
         if self._assembly is None:
@@ -169,7 +247,7 @@ class PlacedModel:
             return {}
         rest, model, states = self.whole(replica, own, states)
         everything = self._assembly.everywhere({**rest, **model})
-        give_whole_state(replica.model, replica.optimizer, everything, states)
+        give_whole_state(dict(replica.model.named_parameters()), replica.optimizer, everything, states)
         return {
             name.removeprefix(MODEL): value for name, value in everything.items() if name.startswith(MODEL)
         }

@@ -24,6 +24,11 @@ class Placement:
     The dataclass is at once the configuration, the command-line grammar and the record in reports.
     """
 
+    @property
+    def by_batch(self) -> bool:
+        """Whether the model is divided by what a batch shows."""
+        return False
+
     def mesh(self, workers: int) -> Mesh:
         """The shape that so many workers form; refuses those that are left over."""
         return form(workers)

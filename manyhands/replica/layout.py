@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPAN_BYTES = 1 << 20  # fits a core's cache: a span is added up and updated without going back to memory
 ALIGN = 16  # elements: each parameter starts on a cache line of its own
@@ -44,6 +48,20 @@ class Place:
     rows: bool = False
     factored: bool = False
     every: int = 1
+
+    def own(self, vector: "Tensor") -> "Tensor":
+        """The parameter in a vector, as a tensor with a storage of its own length: a file that is written of it has
+        nothing else, and two of them are not taken for one."""
+        return own_storage(vector[self.start : self.stop], self.shape)
+
+
+def own_storage(piece: "Tensor", shape: Sequence[int]) -> "Tensor":
+    """A piece of a vector in host memory as a tensor whose storage begins and ends with it."""
+    if not piece.numel() or piece.device.type != "cpu":
+        return piece.view(*shape)
+    size, first = piece.element_size(), piece.storage_offset()
+    storage = piece.untyped_storage()[first * size : (first + piece.numel()) * size]
+    return piece.new_empty(0).set_(storage).view(shape)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,8 @@ class Pool(Protocol):
 
     def vector(self, length: int, dtype: torch.dtype) -> Tensor: ...
 
+    def keep_values(self, vector: Tensor) -> None: ...
+
     def give_back(self, vector: Tensor) -> None: ...
 
 
@@ -70,6 +72,8 @@ class Memory:
     """Whether the first values of the parameters come from this worker's model."""
     gradients_here = 1
     """How many vectors of gradients the host has."""
+    states_here = 1
+    """How many copies of the optimizer's state the host has."""
     team: Team = Alone()
 
     def params(self, length: int, dtype: torch.dtype) -> Tensor:
@@ -80,8 +84,12 @@ class Memory:
         """The vector of this worker's gradients, or of the sum over its team."""
         return self.common(length, dtype)
 
+    def state(self, length: int, dtype: torch.dtype) -> Tensor:
+        """A vector of the optimizer's state."""
+        return self.common(length, dtype)
+
     def common(self, length: int, dtype: torch.dtype) -> Tensor:
-        """A vector of the replica's own: of the optimizer's state, of frozen parameters."""
+        """A vector of the replica's own, as that of frozen parameters."""
         raise NotImplementedError
 
     @property
@@ -92,7 +100,7 @@ class Memory:
     def require(self, vector_bytes: int, states: int) -> None:
         """Refuse a model that does not fit, with so many vectors of optimizer state."""
         if self.leads:
-            vectors = 1 + self.gradients_here + states
+            vectors = 1 + self.gradients_here + self.states_here * states
             require_memory(vectors * vector_bytes, "parameters, gradients and optimizer state")
 
     def barrier(self) -> None:
@@ -112,6 +120,11 @@ class PrivateMemory(Memory):
         self._device = device
         self._pool = pool
         self._borrowed: list[Tensor] = []
+        self._params: Tensor | None = None
+
+    def params(self, length: int, dtype: torch.dtype) -> Tensor:
+        self._params = self.common(length, dtype)
+        return self._params
 
     def common(self, length: int, dtype: torch.dtype) -> Tensor:
         if self._pool is None:
@@ -125,6 +138,8 @@ class PrivateMemory(Memory):
 
     def release(self) -> None:
         if self._pool is not None:
+            if self._params is not None:
+                self._pool.keep_values(self._params)
             for vector in self._borrowed:
                 self._pool.give_back(vector)
 
@@ -158,8 +173,13 @@ class SharedMemory(Memory):
         self.leads = host.index == 0
         self._host = host
         self._from = self._to = host.arena.used
+        self._params: Tensor | None = None
         if host.size > 1 and self.steps_together:
             self.team = host
+
+    def params(self, length: int, dtype: torch.dtype) -> Tensor:
+        self._params = self.common(length, dtype)
+        return self._params
 
     def common(self, length: int, dtype: torch.dtype) -> Tensor:
         if self._host.size > 1:
@@ -174,18 +194,31 @@ class SharedMemory(Memory):
 
     def release(self) -> None:
         self._host.barrier()
-        if self.leads and self._host.size > 1:
+        if self._host.size == 1:
+            return
+        if self._params is not None:
+            self._host.arena.keep_values(self._params)
+        self._host.barrier()
+        if self.leads:
             self._host.arena.give_back(self._from, self._to)
 
 
 class LockFreeMemory(SharedMemory):
-    """One replica that each worker of the host updates by itself, with gradients of its own."""
+    """One replica that each worker of the host updates by itself, with gradients and optimizer state of its own.
+
+    The parameters are all that workers may change at the same moment. State that several workers wrote would be torn:
+    where one worker's first moment of an element meets another's older second moment, which may be zero, Adam divides
+    by nothing.
+    """
 
     steps_together = False
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.gradients_here = host.size
+        self.gradients_here = self.states_here = host.size
 
     def gradients(self, length: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(length, dtype=dtype)
+
+    def state(self, length: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(length, dtype=dtype)

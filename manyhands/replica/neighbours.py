@@ -50,5 +50,8 @@ class Neighbours:
         """Give the memory back, which no worker reads any more."""
         self._locks.close()
         self._host.barrier()
+        for row in self._rows[self.index : self.index + 1]:
+            self._host.arena.keep_values(row)
+        self._host.barrier()
         if self.index == 0:
             self._host.arena.give_back(self._memory_from, self._memory_to)

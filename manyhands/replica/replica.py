@@ -14,21 +14,25 @@ import torch
 from torch import Tensor
 
 from manyhands.replica.flat_model import FlatModel
-from manyhands.replica.gradients.summing import Gradients, OnReady
+from manyhands.replica.gradients.in_advance import GradientsInAdvance
+from manyhands.replica.gradients.summing import OnReady
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import Span
 from manyhands.replica.neighbours import Neighbours
-from manyhands.replica.optimizer.abilities import needs_closure
+from manyhands.replica.optimizer.abilities import abilities_of, needs_closure, runs_whole
 from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
 from manyhands.replica.optimizer.updates import UpdatePath, skipped_in
-from manyhands.replica.share import Share
+from manyhands.replica.part import Joint
+from manyhands.replica.share import Made, MadePlace, Share
 from manyhands.replica.state.kept import State, StrategyState
 
 
 class Replica:
     """The model's parameters and gradients as flat vectors, the optimizer, and how its updates are made."""
 
-    def __init__(self, flat: FlatModel, gradients: Gradients, path: UpdatePath, *, lanes: int) -> None:
+    def __init__(
+        self, flat: FlatModel, gradients: GradientsInAdvance, path: UpdatePath, *, lanes: int
+    ) -> None:
         self.flat = flat
         self.model, self.part, self.optimizer = flat.model, flat.part, flat.optimizer
         self.memory = flat.memory
@@ -42,13 +46,14 @@ class Replica:
         # Backward passes, by which strategies time their exchanges: one that is under way counts already, and a
         # rollback takes it back. Committed steps are in `Progress.steps`.
         self.steps = 0
-        self.needs_closure = needs_closure(self.optimizer)
+        self.needs_closure, self.runs_whole = needs_closure(self.optimizer), runs_whole(self.optimizer)
+        self.own_numbers = abilities_of(self.optimizer).own_numbers
         self.kept = StrategyState()
         self.eval_batch: Share | None = None  # what a strategy has at hand for evaluating models
         self._gradients = gradients
         self.used = gradients.all_used
-        if not self.is_served:
-            self.updates.take_over(self.owned, flat.given_states())
+        if not self.is_served and not self.runs_whole:
+            self.updates.take_over(self.owned, flat.given_states(flat.optimizer.state))
         self.part.bind(gradients.arrive)
         self.memory.seal()
 
@@ -87,14 +92,55 @@ class Replica:
         pass may still read any of them, and a worker that dies before leaves the parameters as they were.
         """
         gradients = self._gradients
-        gradients.begin(on_ready)
-        with gradients.watched():
-            value, count = self.part.backward(share, gradients.passing)
-        gradients.finish()
+        if share.made is None or share.made.place is MadePlace.WORKER:
+            gradients.begin(on_ready)
+            with gradients.watched():
+                if share.made is None:
+                    value, count = self.part.backward(share, gradients.passing)
+                else:
+                    value, count = self._arrive(share, share.made), share.samples
+            gradients.finish()
+        else:
+            value, count = self._take_sum(share, share.made), share.samples
         self.used = gradients.used
         self.path.open()
         self.steps += 1
         return value / count if count else float("nan")
+
+    def meet_in_passes(self, joint: Joint | None) -> None:
+        """Workers meet in the middle of their passes: what is to be around each of them."""
+        self.part.joint = joint
+        self._gradients.wait_for_none()
+
+    def _arrive(self, share: Share, made: Made) -> float:
+        """Take gradients that were computed before; returns the loss, summed over samples."""
+        weight = 1.0 if made.is_weighted or not share.samples else share.samples / share.total()
+        for index, param in enumerate(self.parameters):
+            grad = made.gradients.get(id(param))
+            if grad is not None:
+                self._gradients.arrive(index, grad.detach() if weight == 1.0 else grad.detach() * weight)
+        return _loss_of(made, share)
+
+    def _take_sum(self, share: Share, made: Made) -> float:
+        """The same of a sum that is complete on this host."""
+        if made.place is MadePlace.HOST:
+            self._gradients.use()
+        else:
+            self._gradients.put([made.gradients.get(id(param)) for param in self.parameters])
+        return _loss_of(made, share)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether `gather` leaves the sum in memory that all workers of the replica see."""
+        return self.steps_together and self.memory.team.size > 1
+
+    def gather(self, gradients: Sequence[Tensor | None], weight: float) -> None:
+        """Make the sum over the workers of this replica before a step: of gradients by parameter, times `weight`."""
+        self._gradients.gather(gradients, weight)
+
+    def gathered(self) -> list[Tensor | None]:
+        """That sum by parameter, in memory of this worker's own; None where no worker had a gradient."""
+        return self._gradients.copy()
 
     @property
     def grads(self) -> Tensor:
@@ -160,17 +206,12 @@ class Replica:
     def minimize(self, gradients: Callable[[], float]) -> float:
         """For optimizers that evaluate the loss several times in a step; `gradients` fills `grads` and returns it."""
 
-        def closure() -> float:
+        def evaluate() -> float:
             loss = gradients()
             self.path.limit(self.grads)
-            for param, place in zip(self.parameters, self.layout.places, strict=True):
-                param.grad = self.grads[place.start : place.stop].view(place.shape)
             return loss
 
-        first = self.optimizer.step(closure)
-        for param in self.parameters:
-            param.grad = None
-        return float(first) if first is not None else float("nan")
+        return self.path.minimize(evaluate)
 
     def descend(self) -> None:
         """Plain gradient descent by this step's gradient, at the rates of the user's optimizer."""
@@ -279,3 +320,8 @@ class Replica:
         """Leave the model usable by itself: its parameters keep their values in ordinary memory."""
         self.let_go()
         self.flat.release()
+
+
+def _loss_of(made: Made, share: Share) -> float:
+    """Summed over samples; NaN where only the script knows it."""
+    return (math.nan if made.loss is None else made.loss) * share.samples

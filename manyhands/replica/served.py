@@ -4,7 +4,7 @@ from torch.optim import Optimizer
 
 from manyhands.replica.flat_model import FlatModel
 from manyhands.replica.gradients.factors import linear_weights
-from manyhands.replica.gradients.summing import Gradients
+from manyhands.replica.gradients.in_advance import GradientsInAdvance
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import SPAN_BYTES
 from manyhands.replica.optimizer.updates import RemotePath, StepGate, Updates
@@ -17,7 +17,7 @@ def served_replica(part: Part, optimizer: Optimizer, memory: ServerMemory, *, la
     """Gradients are made where servers read them; the first worker of a team hands them on."""
     flat = FlatModel(part, optimizer, memory, memory.layout)
     is_alone = memory.team.size == 1
-    gradients = Gradients(
+    gradients = GradientsInAdvance(
         flat,
         [0] * len(flat.layout.spans),
         memory.team,

@@ -16,6 +16,7 @@ from manyhands.strategies.gossip import Gossip
 from manyhands.strategies.hierarchical_local_sgd import HierarchicalLocalSGD
 from manyhands.strategies.hogwild import Hogwild
 from manyhands.strategies.interface import Asked, Strategy
+from manyhands.strategies.known_elsewhere import KNOWN_ELSEWHERE
 from manyhands.strategies.local_sgd import LocalSGD
 from manyhands.strategies.parameter_server import ParameterServer
 from manyhands.strategies.presets import PRESETS
@@ -70,7 +71,7 @@ def parse(text: str) -> Strategy:
     if preset:
         text = preset.strategy + (("," if ":" in preset.strategy else ":") + settings if colon else "")
     elif name.strip() not in STRATEGIES:
-        raise UnknownName("strategy", name.strip(), [*STRATEGIES, *PRESETS])
+        raise UnknownName("strategy", name.strip(), [*STRATEGIES, *PRESETS], KNOWN_ELSEWHERE)
     return spec.parse(text, STRATEGIES, "strategy")
 
 

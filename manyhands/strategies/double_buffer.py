@@ -34,7 +34,7 @@ class DoubleBuffer(Strategy):
     """Gradients one step late, summed while the next step computes (ChainerMN, Akiba et al. 2017)."""
 
     predict: bool = True
-    traits: ClassVar[Traits] = Traits(steps=Steps.POOLED, late=True)
+    traits: ClassVar[Traits] = Traits(steps=Steps.POOLED, late=True, one_piece=True)
 
     def check(self, asked: Asked) -> None:
         one_gradient_per_step(asked)

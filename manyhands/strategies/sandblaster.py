@@ -57,6 +57,7 @@ class Sandblaster(Served):
         else:
             while servers.comm.sum_of(0.0) == AGAIN:
                 evaluate()
+        servers.pull()  # the script, or another session, may use the model between two steps
         return losses[0] if losses else float("nan")
 
     def _loss(self, replica: ReplicaView, servers: Coordinated, share: Share, portions: Portions) -> float:

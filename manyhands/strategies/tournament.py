@@ -32,7 +32,7 @@ class Tournament(Strategy):
     every: int = 8
     spread: float = 2.0  # the trainers' learning rates reach from 1/spread to spread times the optimizer's
     # Trainers meet before they train: no other one has judged what the step itself makes.
-    traits: ClassVar[Traits] = Traits(late=True, same_settings=False)
+    traits: ClassVar[Traits] = Traits(late=True, same_settings=False, one_piece=True)
 
     def __post_init__(self) -> None:
         at_least_one(every=self.every)

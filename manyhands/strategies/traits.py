@@ -38,6 +38,8 @@ class Traits:
     """The clock decides part of the computation, although workers step together."""
     same_settings: bool = True
     """The optimizers of all workers must have the same settings."""
+    one_piece: bool = False
+    """A step is more than a gradient at the parameters as they are and an update by it: it has no two halves."""
     servers: Service | None = None
     """How servers serve; None: the strategy uses no servers."""
 

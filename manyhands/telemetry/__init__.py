@@ -11,7 +11,8 @@ A "step" line adds step, epoch, loss, samples and what was counted since the ste
 `wait_s`, `exchange_s`, `update_s`, `bytes_sent`, `bytes_received`, ... A "process" line, about one a second,
 has `cpu_percent` (of one core), `memory_bytes` (resident) and `threads`. An "evaluate" line has step, epoch,
 `accuracy` (0 to 1, where it makes sense) and loss. A "start" line has total_steps (null when unknown),
-epochs, workers, batch, model, data and strategy. A "checkpoint" line has the step and `stopped_s`, for how long
+epochs, workers, batch, model, data and strategy. A "log" line has the step and the `values` that a
+script has logged, by name. A "checkpoint" line has the step and `stopped_s`, for how long
 training stood still; worker 0's "saved" line says that it is on the disk, `seconds` later. A server writes
 `events/server-<i>.jsonl`: its "updates" lines have `staleness` and `leads`, each value with how often it occurred since
 the last such line; a "dropped" line says why something that came over the network was not a message.

@@ -13,7 +13,6 @@ from manyhands.telemetry.lines import Record, number
 
 PARTS = ("compute", "wait", "exchange", "update")
 MEMORY_S = 8.0
-LOSS_WEIGHT = 0.05
 
 
 class Digest:
@@ -22,18 +21,20 @@ class Digest:
     def __init__(self, workers: int) -> None:
         self.workers_expected = workers
         self.workers: dict[int, WorkerDigest] = {}
+        self._gone: set[int] = (
+            set()
+        )  # members that have died or left; another in its place has its own number
         self.total_steps: int | None = None
         self.epochs: int | None = None
-        self.loss: float | None = None
         self.evaluation: Record | None = None
-        self._losses = 0
-        self._smooth_loss = 0.0
 
     def add(self, records: Iterable[Record]) -> None:
         """Take what has been recorded since the last call."""
         for record in records:
             kind = record["kind"]
             if kind in ("start", "step", "end"):
+                if record["rank"] in self._gone:
+                    continue  # recorded before it went, read after
                 worker = self.workers.setdefault(record["rank"], WorkerDigest())
                 worker.ended = kind == "end"
                 if kind == "start":
@@ -42,10 +43,10 @@ class Digest:
                     worker.t = record["t"]
                 elif kind == "step":
                     worker.add_step(record)
-                    if record.get("samples") != 0:  # a worker that had no share of this step
-                        self._add_loss(record.get("loss"))
-            elif kind in ("death", "leave"):
-                self.workers.pop(record["rank"], None)
+            elif kind == "log":
+                self._add_logged(record)
+            elif kind in _CHANGES:
+                self._change(record)
             elif kind == "evaluate":
                 self.evaluation = record
         for worker in self.workers.values():
@@ -58,13 +59,19 @@ class Digest:
         return sum(steps) // len(steps) if steps else 0
 
     @property
+    def steps_of_all(self) -> int:
+        """Added up over the workers: it changes whenever one of them makes a step."""
+        return sum(worker.step for worker in self.workers.values())
+
+    @property
     def epoch(self) -> int:
         return max((worker.epoch for worker in self.workers.values()), default=0)
 
     @property
     def missing(self) -> list[int]:
-        """Workers that have not reported yet."""
-        return [rank for rank in range(self.workers_expected) if rank not in self.workers]
+        """Workers that the run has begun with, that have not gone, and that have not reported yet."""
+        known = self.workers.keys() | self._gone
+        return [rank for rank in range(self.workers_expected) if rank not in known]
 
     def rates(self) -> dict[int, float]:
         """Samples per second of each worker that has reported."""
@@ -92,18 +99,38 @@ class Digest:
         shares = {part: seconds / whole for part, seconds in spent.items() if seconds > 0}
         return shares | {"other": max(1 - sum(shares.values()), 0.0)}
 
-    def _add_loss(self, field: Any) -> None:
-        value = number(field)
-        if value is None:
+    @property
+    def loss(self) -> float | None:
+        """Of the last step, as the mean over the workers that have reported one."""
+        return _mean(worker.loss for worker in self.workers.values())
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """What scripts have logged last, by name, as the mean over the workers that have."""
+        names = dict.fromkeys(name for worker in self.workers.values() for name in worker.logged)
+        means = {name: _mean(worker.logged.get(name) for worker in self.workers.values()) for name in names}
+        return {name: value for name, value in means.items() if value is not None}
+
+    def _change(self, record: Record) -> None:
+        """Members have died, left or joined, or all begin again."""
+        if record["kind"] == "again":
+            self.workers.clear()
+            self._gone.clear()
             return
-        self.loss = value
-        if math.isfinite(value):  # one that is not is shown as it is, and forgotten with the next good one
-            self._losses += 1
-            weight = max(LOSS_WEIGHT / max(self.workers_expected, 1), 1 / self._losses)
-            self._smooth_loss += weight * (value - self._smooth_loss)
-            if not math.isfinite(self._smooth_loss):
-                self._smooth_loss = value
-            self.loss = self._smooth_loss
+        if record["kind"] == "join":
+            self._gone.discard(record["rank"])
+            return
+        ranks = record.get("ranks") if record["kind"] == "host" else [record["rank"]]
+        for rank in ranks if isinstance(ranks, list) else []:
+            if isinstance(rank, int):
+                self._gone.add(rank)
+                self.workers.pop(rank, None)
+
+    def _add_logged(self, record: Record) -> None:
+        worker, values = self.workers.get(record["rank"]), record.get("values")
+        if worker is not None and isinstance(values, dict):
+            found = {str(name): number(value) for name, value in values.items()}
+            worker.logged |= {name: value for name, value in found.items() if value is not None}
 
 
 class WorkerDigest:
@@ -113,6 +140,8 @@ class WorkerDigest:
         self.step = 0
         self.epoch = 0
         self.ended = False
+        self.loss: float | None = None
+        self.logged: dict[str, float] = {}
         self.t: float | None = None
         self.span_s = 0.0
         self.recent: defaultdict[str, float] = defaultdict(float)
@@ -123,6 +152,9 @@ class WorkerDigest:
     def add_step(self, record: Record) -> None:
         self.step = _whole(record.get("step")) or self.step
         self.epoch = _whole(record.get("epoch")) or self.epoch
+        if record.get("samples") != 0:  # else it had no share of this step
+            loss = number(record.get("loss"))
+            self.loss = self.loss if loss is None else loss
         before, self.t = self.t, record["t"]
         if before is None or record["t"] < before:
             return  # nothing to measure this step's time from
@@ -152,7 +184,13 @@ class WorkerDigest:
         return self.recent[name] / (self.span_s + max(overdue_s, 0.0))
 
 
+_CHANGES = ("death", "leave", "host", "join", "again")
 _SUMMED = ("samples", "bytes_sent", *(part + "_s" for part in PARTS))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _whole(value: Any) -> int | None:

@@ -4,9 +4,11 @@ import heapq
 from collections.abc import Iterator
 from pathlib import Path
 
+from manyhands.foreign.regular import open_regular
 from manyhands.telemetry.lines import Record, decode
 
 CHUNK_BYTES = 4 << 20
+LONGEST_LINE = 16 << 20
 
 
 def read(run: Path) -> Iterator[Record]:
@@ -51,14 +53,17 @@ class Tail:
                 offset = 0
             if size == offset:
                 return []
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(offset)
                 data = file.read(CHUNK_BYTES)
                 if b"\n" not in data:
-                    data += file.readline()  # a line longer than the chunk must not hold up the rest
+                    data += file.readline(
+                        LONGEST_LINE
+                    )  # a line longer than the chunk must not hold up the rest
         except OSError:  # removed since it was listed
             return []
-        complete = data[: data.rfind(b"\n") + 1]
+        # What has no end by now is no record: it is passed over piece by piece.
+        complete = data if len(data) > LONGEST_LINE else data[: data.rfind(b"\n") + 1]
         self._offsets[path] = offset + len(complete)
         return [line for line in complete.split(b"\n") if line]
 
@@ -68,8 +73,12 @@ def _files_of(run: Path) -> list[Path]:
 
 
 def _records_of(path: Path) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for line in file:
+    try:
+        file = open_regular(path)
+    except OSError:  # removed since it was listed, or no file
+        return
+    with file:
+        while line := file.readline(LONGEST_LINE):
             record = decode(line)
             if record is not None:
                 yield record

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from manyhands.errors import UsageError
+from manyhands.foreign.regular import not_through_links, open_regular
 from manyhands.telemetry import lines
 from manyhands.telemetry.process import Usage
 
@@ -63,11 +64,11 @@ class timed:
         _counters[self._name + "_s"] += _clock() - self._began_s
 
 
-def step(*, step: int, epoch: int, loss: float, samples: int, **more: Any) -> None:
+def step(*, step: int, epoch: int, loss: float | None, samples: int, **more: Any) -> None:
     """Record a finished step of this worker with everything counted since the last one.
 
     `step` is the number of steps finished, this one included; `epoch` counts from 0; `samples` is the number
-    that this worker used.
+    that this worker used. A `loss` that only the script knows is None.
     """
     if _writer is not None:
         fields = {"step": step, "epoch": epoch, "loss": loss, "samples": samples, **more}
@@ -122,7 +123,7 @@ class _RecordWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._torn = _ends_within_a_line(path)
-            self._file = builtins.open(path, "ab", buffering=0)  # noqa: SIM115
+            self._file = builtins.open(path, "ab", buffering=0, opener=not_through_links)  # noqa: SIM115
         except OSError as error:
             raise UsageError(f"cannot write the run's records to {path}: {error.strerror}") from error
         self._stopping = threading.Event()
@@ -187,7 +188,7 @@ class _RecordWriter:
 def _ends_within_a_line(path: Path) -> bool:
     """Whether a process was killed in the middle of a line that would swallow our first one."""
     try:
-        with builtins.open(path, "rb") as file:
+        with open_regular(path) as file:
             if file.seek(0, os.SEEK_END) == 0:
                 return False
             file.seek(-1, os.SEEK_END)

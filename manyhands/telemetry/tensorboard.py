@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from manyhands.errors import UsageError
+from manyhands.foreign.regular import not_through_links
 from manyhands.telemetry.lines import Record, number
 from manyhands.telemetry.read import read
 
@@ -31,7 +32,7 @@ def export(run: Path) -> Path:
         )
     folder = run / "tensorboard"
     folder.mkdir(exist_ok=True)
-    path = folder / f"events.out.tfevents.{int(first['t'])}.manyhands"
+    path = folder / f"events.out.tfevents.{int(first['t']) % 10**12}.manyhands"
     unfinished = folder / "export.unfinished"
     with EventWriter(unfinished) as writer:
         scalars = Scalars(writer)
@@ -41,6 +42,10 @@ def export(run: Path) -> Path:
         scalars.finish()
     os.replace(unfinished, path)
     return path
+
+
+_PLACES = ("t", "rank", "step", "epoch")  # of a record; the rest is what it says
+_LATE_STEPS = 8  # that the records of one worker may come after those of another one
 
 
 class Scalars:
@@ -56,6 +61,7 @@ class Scalars:
         self._last_t: dict[int, float] = {}
         self._steps: dict[int, _Step] = {}
         self._evaluated: int | None = None
+        self._logged: dict[int, _Step] = {}
 
     def add(self, record: Record) -> None:
         """Take one record of any kind."""
@@ -68,15 +74,20 @@ class Scalars:
             self._add_step(step, record)
         elif kind == "evaluate" and isinstance(step, int) and step != self._evaluated:
             self._evaluated = step  # every worker may report the same result
-            found = {f"evaluate/{name}": number(record.get(name)) for name in ("accuracy", "loss")}
+            found = {
+                f"evaluate/{name}": number(field) for name, field in record.items() if name not in _PLACES
+            }
             values = {tag: value for tag, value in found.items() if value is not None}
             self._writer.scalars(values, step, record["t"])
+        elif kind == "log" and isinstance(step, int):
+            self._add_logged(step, record)
 
     def finish(self) -> None:
         """Write the steps that some worker never reported."""
         for step in sorted(self._steps):
             self._write(step, self._steps[step])
         self._steps.clear()
+        self._write_logged(None)
 
     def _add_step(self, step: int, record: Record) -> None:
         rank, t = record["rank"], record["t"]
@@ -98,6 +109,26 @@ class Scalars:
         if entry.reports >= self._workers:
             self._write(step, self._steps.pop(step))
 
+    def _add_logged(self, step: int, record: Record) -> None:
+        """Not every worker need log: what was logged at a step is written when the next step's follows."""
+        if step not in self._logged:
+            self._write_logged(step)
+        entry = self._logged.setdefault(step, _Step())
+        entry.t = record["t"]
+        values = record.get("values")
+        for name, field in values.items() if isinstance(values, dict) else ():
+            value = number(field)
+            if value is not None:
+                entry.sums[str(name)] += value
+                entry.counts[str(name)] += 1
+
+    def _write_logged(self, before: int | None) -> None:
+        for step in sorted(self._logged):
+            if before is None or step < before - _LATE_STEPS:
+                entry = self._logged.pop(step)
+                values = {name: total / entry.counts[name] for name, total in entry.sums.items()}
+                self._writer.scalars(values, step, entry.t)
+
     def _write(self, step: int, entry: "_Step") -> None:
         values = {
             tag: total if tag.startswith(("bytes/", "samples")) else total / entry.reports
@@ -111,7 +142,7 @@ class Scalars:
 class _Step:
     """What the workers have reported of one step so far."""
 
-    __slots__ = ("loss_samples", "loss_sum", "reports", "sums", "t")
+    __slots__ = ("counts", "loss_samples", "loss_sum", "reports", "sums", "t")
 
     def __init__(self) -> None:
         self.reports = 0
@@ -119,6 +150,7 @@ class _Step:
         self.loss_sum = 0.0
         self.loss_samples = 0.0
         self.sums: defaultdict[str, float] = defaultdict(float)
+        self.counts: defaultdict[str, int] = defaultdict(int)
 
 
 def _tag_of(name: str) -> str:
@@ -133,7 +165,7 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
+        self._file = open(path, "wb", opener=not_through_links)  # noqa: SIM115
         self._started = False
 
     def scalar(self, tag: str, value: float, step: int, wall_time: float) -> None:

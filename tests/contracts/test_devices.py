@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyhands.data.loading import moved
+from manyhands.data.structure import moved
 from tests.pages import ROOT
 
 META = torch.device("meta")

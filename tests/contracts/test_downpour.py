@@ -163,7 +163,7 @@ def test_what_cannot_run_is_refused_before_anything_starts() -> None:
 def test_it_trains_with_adagrad_where_nobody_names_an_optimizer() -> None:
     plan, why = Plan(strategy="downpour", cluster=Cluster(workers=4, servers=1)).on_fair_terms()
     assert plan.train.optimizer == "adagrad:lr=0.005"
-    assert "0.005 = 0.02 ÷ 4: gradients are about 3 updates late" in why
+    assert "the 0.02 of one worker divided by 4, since gradients are about 3 updates late" in why
     assert learning_rate.terms("transformer", strategies.parse("downpour"), 4).optimizer.startswith(
         "adagrad:"
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal, weight_norm
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
@@ -129,7 +130,7 @@ def make_session(world: World, text: str, **more: Any) -> Session:
 
 def train(session: Session, steps: Sequence[Batch]) -> list[float]:
     return [
-        session.step(share(batch, session.engine.placed.feed, session.engine.placed.mesh.feeds))
+        float(session.step(share(batch, session.engine.placed.feed, session.engine.placed.mesh.feeds)))
         for batch in steps
     ]
 
@@ -400,7 +401,7 @@ def test_published_splits_can_be_written(model: str, split: str, convolutions: i
         net = models.build(model, (3, 32, 32), 10)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         session = session_of(net, optimizer, loss, world=world, placement=f"pipeline:split={split}")
-        session.step((torch.randn(4, 3, 32, 32), torch.arange(4)))
+        session.step((torch.ones(4, 3, 32, 32), torch.arange(4)))
         names = list(session.engine.replica.part.tensors())
         session.close()
         return names
@@ -430,15 +431,6 @@ def test_splits_that_cannot_be_are_refused(text: str, words: list[str]) -> None:
 
     for message in in_threads(workers, work):
         assert all(word in message for word in words), message
-
-
-def test_without_a_batch_there_is_nothing_to_measure() -> None:
-    def work(world: World) -> None:
-        net = make_net()
-        with pytest.raises(UsageError, match="example=batch"):
-            session_of(net, momentum(net), loss, world=world, placement="pipeline")
-
-    in_threads(2, work)
 
 
 def test_members_of_a_replica_must_get_the_same_batch() -> None:
@@ -495,7 +487,7 @@ def test_attention_of_pytorch_is_divided_by_heads(text: str, divided: bool) -> N
         net = make()
         session = session_of(net, momentum(net), loss, world=world, placement=text)
         train(session, batches()[:8])
-        shape = tuple(net.own.in_proj_weight.shape)
+        shape = tuple(session.engine.replica.part.tensors()["own.in_proj_weight"].shape)
         value = session.evaluate(data)["loss"]
         session.close()
         return net, shape, value
@@ -512,7 +504,177 @@ def test_attention_of_pytorch_is_divided_by_heads(text: str, divided: bool) -> N
         assert value == pytest.approx(loss(net.eval(), batches()[0]).item(), rel=1e-9)
 
 
+class Masked(nn.Module):
+    """Attention with every form of mask, and the layers that PyTorch builds on it."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.decoder = nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0, batch_first=batch_first)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        words = inputs.flatten(2).repeat(1, 5, 2)[..., :8] * torch.arange(1, 6).view(5, 1)
+        samples = len(words)
+        if not self.attention.batch_first:
+            words = words.transpose(0, 1)
+        causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        added = torch.zeros(5, 5, dtype=words.dtype).masked_fill(causal, float("-inf"))
+        padding = (torch.arange(samples)[:, None] % 3 + 2) < torch.arange(5)
+        attention = [causal, added, causal.expand(2 * samples, 5, 5), added.expand(2 * samples, 5, 5)]
+        total = torch.zeros((), dtype=words.dtype)
+        for mask, pad, need in itertools.product([None, *attention], [None, padding], [True, False]):
+            hidden, weights = self.attention(
+                words,
+                words,
+                words,
+                attn_mask=mask,
+                key_padding_mask=pad,
+                need_weights=need,
+                is_causal=mask is not None,
+            )
+            total = total + hidden if weights is None else total + hidden + weights.std()
+        for mask in (added, causal):
+            total = total + self.encoder(words, mask=mask, is_causal=True)
+            total = total + self.encoder(words, mask=mask, src_key_padding_mask=padding)
+            total = total + self.decoder(words, hidden, tgt_mask=mask, memory_key_padding_mask=padding)
+        return self.out(torch.tanh(total / 30).mean(1 if self.attention.batch_first else 0))
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_takes_every_mask(batch_first: bool) -> None:
+    def make() -> nn.Module:
+        return filled(Masked(batch_first).double(), 3, 0.3)
+
+    data = TensorDataset(*batches()[0])
+
+    def work(world: World) -> tuple[nn.Module, float]:
+        net = make()
+        session = session_of(net, momentum(net), loss, world=world, placement="tensor")
+        train(session, batches()[:4])
+        value = session.evaluate(data)["loss"]
+        session.close()
+        return net, value
+
+    net = make()
+    optimizer = momentum(net)
+    for batch in batches()[:4]:
+        optimizer.zero_grad()
+        loss(net, batch).backward()
+        optimizer.step()
+    value = loss(net.eval(), batches()[0]).item()
+    for found, measured in in_threads(2, work):
+        close_to(found, net)
+        assert measured == pytest.approx(value, rel=1e-9)
+
+
+class Tied(nn.Module):
+    """One matrix for the words that go in and those that come out; `called`: without a module for the second use."""
+
+    def __init__(self, called: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 8)
+        self.middle = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 4, bias=False)
+        self.out = nn.Linear(4, 4)
+        self.called = called
+        if called:
+            del self.head
+        else:
+            self.head.weight = self.words.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        bits = (inputs.flatten(1)[:, :10] > 0).long()
+        hidden = torch.tanh(self.middle(self.words(bits[:, :5] + 2 * bits[:, 5:])))
+        scores = F.linear(hidden, self.words.weight) if self.called else self.head(hidden)
+        return self.out(scores.mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(16, 12)
+        self.lstm = nn.LSTM(3, 6, num_layers=2, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(12, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.out(self.lstm(self.into(inputs.flatten(1)).view(-1, 4, 3))[0].mean(1))
+
+
+def flattened(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+class Halved(nn.Linear):
+    """What it computes is not what its parent computes."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(inputs, self.weight / self.weight.norm(), self.bias)
+
+
+def watched() -> nn.Module:
+    """Hooks of the script see whole values, and change them."""
+    net = flattened(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
+    net[1].register_forward_hook(lambda module, args, output: output / (1 + output.abs().mean()))
+    net[3].weight.register_hook(lambda gradient: gradient / (1 + gradient.norm()))
+    return net
+
+
+MADE: dict[str, Callable[[], nn.Module]] = {
+    "tied": Tied,
+    "tied by a call": lambda: Tied(called=True),
+    "recurrent": Recurrent,
+    "parametrized": lambda: flattened(weight_norm(nn.Linear(16, 8)), nn.Tanh(), orthogonal(nn.Linear(8, 4))),
+    "subclass": lambda: flattened(Halved(16, 8), nn.Tanh(), Halved(8, 4)),
+    "watched": watched,
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize(("text", "workers"), [("tensor", 2), ("sharded", 2), ("hybrid", 4)])
+def test_layers_that_are_not_plain(made: str, text: str, workers: int) -> None:
+    """What cannot be divided stays whole, and what is used from elsewhere is put together."""
+    if made == "watched" and text != "tensor":
+        pytest.skip("hooks see the samples of a shard, or of a microbatch")
+    torch.manual_seed(0)
+    state = MADE[made]().double().state_dict()
+
+    def make() -> nn.Module:
+        net = MADE[made]().double()
+        net.load_state_dict(state)
+        return net
+
+    def work(world: World) -> nn.Module:
+        net = make()
+        session = session_of(net, momentum(net), loss, world=world, placement=text, example=batches()[0])
+        train(session, batches()[:4])
+        session.close()
+        return net
+
+    net = make()
+    optimizer = momentum(net)
+    for batch in batches()[:4]:
+        optimizer.zero_grad()
+        loss(net, batch).backward()
+        optimizer.step()
+    for found in in_threads(workers, work):
+        close_to(found, net, 1e-8)
+
+
 # Shards
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_layers_that_write_their_parameters_are_refused_in_shards(kind: Any) -> None:
+    def work(world: World) -> None:
+        net = nn.Sequential(kind(4, 8, max_norm=1.0), nn.Linear(8, 4))
+        with pytest.raises(UsageError, match="max_norm"):
+            session_of(net, momentum(net), loss, world=world, placement="sharded")
+
+    in_threads(2, work)
 
 
 class Choosing(nn.Module):

@@ -34,6 +34,7 @@ from tests.contracts.test_strategies import (
     together,
     two_groups,
 )
+from tests.end_to_end.commands import manyhands
 from tests.sessions import session_of
 from tests.threads import in_threads
 
@@ -411,9 +412,9 @@ def test_a_checkpoint_goes_from_servers_to_none_and_back(tmp_path: Path) -> None
     def without(world: World) -> list[Tensor]:
         session = make_session(world, "all-reduce", "adam")
         session.resume(tmp_path / "mixed")
-        batches = session.batches(Numbered(48), batch_size=6)
-        session.step(next(batches))
-        batches.close()
+        for batch in session.batches(Numbered(48), batch_size=6):
+            session.step(batch)
+            break
         session.save(tmp_path / "mixed")
         return trained(session)
 
@@ -432,14 +433,14 @@ def test_a_checkpoint_goes_from_servers_to_none_and_back(tmp_path: Path) -> None
     assert_close(in_threads(2, again, servers=1)[0], want)
 
 
-def test_the_optimizer_gets_its_state_back_on_worker_0() -> None:
+def test_the_optimizer_gets_its_state_back_on_every_worker() -> None:
     def work(world: World) -> int:
         session = make_session(world, "parameter-server")
         session.step(Numbered(8)[0:4])
         session.close()
         return len(session.optimizer.state)
 
-    assert in_threads(2, work, servers=1) == [len(list(make_net().parameters())), 0]
+    assert in_threads(2, work, servers=1) == [len(list(make_net().parameters()))] * 2
 
 
 def test_a_limited_gradient_without_gathering() -> None:
@@ -479,12 +480,19 @@ def test_what_cannot_run_with_servers_is_refused() -> None:
             session.step(Numbered(8)[0:4])
         return make_session(world, ASYNC)
 
-    assert "one session" in refused(twice, servers=1)
+    assert "serve 1 session, " in refused(twice, servers=1)
 
 
-def test_another_model_on_the_servers_is_refused() -> None:
-    def work(world: World) -> Session:
-        net: nn.Module = make_net() if world.rank_info.server is None else nn.Linear(3, 3)
-        return session_of(net, torch.optim.SGD(net.parameters(), lr=0.1), loss, world=world, strategy=ASYNC)
+OTHER_MODEL = """
+import os, torch, manyhands as mh
+net = torch.nn.Linear(4, 4 if int(os.environ["RANK"]) == 0 else 3)
+session = mh.session(net, torch.optim.SGD(net.parameters(), lr=0.1), lambda net, batch: net(batch).square().mean())
+session.step(torch.ones(2, 4))
+"""
 
-    assert "another model" in refused(work, servers=1)
+
+@pytest.mark.processes  # a server that refuses a worker keeps its memory until its process ends
+def test_another_model_on_the_servers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OTHER_MODEL)
+    command = ["launch", "--workers", "1", "--servers", "1", "--strategy", ASYNC, "script.py"]
+    assert "worker 0 has another model" in manyhands(*command, cwd=tmp_path).refusal()

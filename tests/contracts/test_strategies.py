@@ -138,6 +138,10 @@ def two_groups(make: Callable[..., Optimizer], net: nn.Module) -> Optimizer:
     return make([{"params": weights}, {"params": biases, "lr": 0.02}])
 
 
+def momentum_of(net: nn.Module) -> Optimizer:
+    return two_groups(OPTIMIZERS["momentum"], net)
+
+
 def lbfgs(net: nn.Module) -> Optimizer:
     return torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe")
 

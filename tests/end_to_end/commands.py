@@ -42,6 +42,11 @@ class Done:
         return lines[0]
 
 
+def last_error(said: str) -> str:
+    """The line that says why a run failed; where its directory is follows."""
+    return [line for line in said.splitlines() if line.startswith("error: ")][-1]
+
+
 def clean_environment(**more: str) -> dict[str, str]:
     """This process's variables without any launcher's; one thread per worker unless told otherwise."""
     kept = {

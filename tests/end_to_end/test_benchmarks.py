@@ -22,12 +22,15 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.benchmark]
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 OPTIONS = {
     "training": ["--jobs", "small-mlp", "--contenders", "ours-alone", "plain-alone"],
+    "adapters": ["--jobs", "small-mlp", "--workers", "1", "--contenders", "native", "prepared", "fit"],
+    "checks": [],
     "collectives": ["--processes", "2"],
     "memory": ["--workers", "1"],
     "startup": ["--workers", "1"],
     "saving": [],
     "telemetry": [],
     "recovery": [],
+    "porting": [],
     "placements-equality": ["equality"],
     "placements-shards": ["shards"],
     "placements-pipeline": ["pipeline"],
@@ -106,6 +109,25 @@ def test_training(results: Results) -> None:
     ours, plain = found["turns"]["ours-alone"][0], found["turns"]["plain-alone"][0]
     assert [len(worker["step_s"]) for worker in ours + plain] == [2, 2]
     assert ours[0]["losses"] == pytest.approx(plain[0]["losses"], rel=1e-5), "not the same job"
+
+
+def test_adapters(results: Results) -> None:
+    turns = results("adapters")["small-mlp"]["1"]
+    native, *others = [turns[name][0][0] for name in ("native", "prepared")]
+    assert len(native["step_s"]) == 2
+    for other in others:
+        assert other["losses"] == pytest.approx(native["losses"], rel=1e-5), "not the same job"
+    assert len(turns["fit"][0][0]["step_s"]) == 2
+
+
+def test_checks(results: Results) -> None:
+    found = results("checks")
+    (steps,) = found["steps"].values()
+    assert all(seconds[0] > 0 for seconds in steps.values())
+    (case,) = found["starts"].values()
+    for workers in case["counted"]:
+        assert len(workers) == 2
+        assert all(worker["spent"]["_plain_loader"] > 0 for worker in workers)
 
 
 @pytest.mark.skipif(not HAS_MPICH, reason="there is no mpiexec beside Python: pip install mpich mpi4py")
@@ -190,6 +212,15 @@ def test_recovery(results: Results) -> None:
     (ours,) = results("recovery")["manyhands launch"]
     assert ours["resumed_s"] > 0, "ours goes on"
     assert ours["same_processes"]
+
+
+def test_porting(results: Results) -> None:
+    found = results("porting")["quick"]
+    assert found["DDP form"]["kind"] == found["all-reduce"]["kind"] == "runs"
+    assert found["all-reduce"]["steps"] == 44, "22 steps of 2 workers"
+    assert 0 <= found["all-reduce"]["difference"] < 1e-5
+    assert found["sharded"]["kind"] == "refused"
+    assert "--placement sharded divides it" in found["sharded"]["says"]
 
 
 def test_equality(results: Results) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -19,16 +20,17 @@ from manyhands import cli, data
 from manyhands.cluster.launchers import detect, local
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
+from manyhands.job import known_names
 from manyhands.job.optimizers import OPTIMIZERS
 from manyhands.models import MODELS
 from manyhands.placement import PLACEMENTS
 from manyhands.strategies import PRESETS, STRATEGIES
-from tests.end_to_end.commands import Done, manyhands, parameters, same_bits
+from tests.end_to_end.commands import Done, manyhands, parameters, run, same_bits
 
 VERBS = ("train", "launch", "list", "convert", "doctor")
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
-FLAGS = {"train": 21, "launch": 8, "list": 0, "convert": 2, "doctor": 0}
+FLAGS = {"train": 21, "launch": 10, "list": 0, "convert": 2, "doctor": 0}
 
 SUMMARY = {
     *("samples_per_second", "loss", "accuracy", "steps", "samples", "workers", "bytes_sent", "wall_s"),
@@ -120,10 +122,38 @@ def test_list_names_everything(what: str, names: list[str], capsys: pytest.Captu
     lines = done.out.splitlines()
     assert len(lines) == len(names)
     for name, line in zip(names, lines, strict=True):
-        assert name in line
+        assert re.match(rf"(topology=)?{re.escape(name)}[:\s]", line), (
+            "the name comes first, for grep and cut"
+        )
         assert len(line.split()) > 3, "one line on each"
     assert "=None" not in done.out, "nobody can type that"
     assert "=()" not in done.out
+
+
+@pytest.mark.parametrize("columns", [30, 60, 120])
+@pytest.mark.parametrize("what", ["strategies", "placements", "models", "data"])
+def test_on_a_terminal_lists_have_headings_and_whole_words(
+    what: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = set(call(capsys, "list", what).out.split())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = call(capsys, "list", what).out.splitlines()
+    headings = ["strategies", "topologies of all-reduce", "presets"] if what == "strategies" else [what]
+    assert [line for line in lines if line in headings] == headings
+    assert set(" ".join(lines).split()) == words | set(" ".join(headings).split()), "no word is cut"
+    assert all(len(line) <= columns or len(line.split()) <= 2 for line in lines)
+
+
+def test_python_m_is_the_command(tmp_path: Path) -> None:
+    done = run([sys.executable, "-m", "manyhands", "train", "--epochs", "0"], tmp_path)
+    assert done.refusal() == "error: --epochs 0: it must be at least 1"
+
+
+def test_the_launcher_knows_the_names_without_the_tables() -> None:
+    assert set(MODELS) == known_names.MODELS
+    assert set(DATASETS) == known_names.DATA
+    assert set(OPTIMIZERS) == known_names.OPTIMIZERS
 
 
 # It refuses
@@ -151,21 +181,24 @@ def files(here: Path) -> Path:
     ("arguments", "words"),
     [
         ("fly", ["'fly'", "train", "doctor"]),
-        ("train --wokers 2", ["--wokers", "manyhands --help"]),
+        ("train --wokers 2", ["--wokers", "did you mean --workers?", "manyhands train --help"]),
         ("train --workers two", ["--workers", "'two'", "manyhands train --help"]),
-        ("train --workers 0", ["workers=0", "at least 1"]),
-        ("train --workers -1", ["workers=-1", "at least 1"]),
-        ("train --threads 0", ["threads=0", "at least 1"]),
-        ("train --batch 0", ["batch=0", "at least 1"]),
-        ("train --epochs 0", ["epochs=0"]),
-        ("train --steps -3", ["steps=-3"]),
-        ("train --seed 99999999999999999999", ["seed=99999999999999999999"]),
+        ("train --workers 0", ["--workers 0: it must be at least 1"]),
+        ("train --workers -1", ["--workers -1: it must be at least 1"]),
+        ("train --threads 0", ["--threads 0: it must be at least 1"]),
+        ("train --batch 0", ["--batch 0: it must be at least 1"]),
+        ("train --epochs 0", ["--epochs 0:"]),
+        ("train --model nope", ["'nope'", *MODELS, "package.module:callable"]),
+        ("train --data cifar", ["did you mean cifar10?"]),
+        ("train --optimizer sdg:lr=1", ["'sdg'", *OPTIMIZERS]),
+        ("train --steps -3", ["--steps -3:"]),
+        ("train --seed 99999999999999999999", ["--seed 99999999999999999999:"]),
         ("train --device tpu", ["'tpu'", "cpu", "cuda"]),
         ("train --resume", ["--resume needs --out"]),
         ("train --resume --out folder", ["no checkpoint in folder"]),
         ("train --resume --out absent", ["no checkpoint in absent"]),
-        ("train --save-every 5", ["save_every='5'", "500 steps"]),
-        ("train --keep 0", ["keep=0"]),
+        ("train --save-every 5", ["--save-every 5:", "500 steps"]),
+        ("train --keep 0", ["--keep 0:"]),
         ("train --out notes.txt", ["notes.txt", "--out"]),
         ("train --out notes.txt/run", ["notes.txt/run", "Not a directory", "--out"]),
         ("train --strategy nope", ["'nope'", *STRATEGIES]),
@@ -193,7 +226,7 @@ def files(here: Path) -> Path:
         ("launch", ["script.py"]),
         ("launch absent.py", ["'absent.py'"]),
         ("launch folder", ["'folder'"]),
-        ("launch --workers 0 notes.txt", ["workers=0"]),
+        ("launch --workers 0 notes.txt", ["--workers 0: it must be at least 1"]),
         ("launch --threads 0 notes.txt", ["0 threads"]),
         ("launch --strategy parameter-server:copies=1 --servers 1 notes.txt", ["copies=1", "--hosts"]),
         ("launch --strategy parameter-server:copies=2 --servers 1 notes.txt", ["copies=2", "0 or 1"]),
@@ -345,7 +378,10 @@ def test_the_same_plan_gives_the_same_bits(default_run: Run, tmp_path: Path) -> 
     assert done.code == 0, done.err
     assert same_bits(parameters(tmp_path / "again"), parameters(default_run.out))
     assert "accuracy" in done.out
-    assert "ledger    17,244 samples of 12 epochs committed once, 0 twice, 0 never\n" in done.out
+    assert "samples   17,244 = 12 epochs, each used once\n" in done.out
+    assert re.search(r"^speed .* samples/s with 2 workers .*, without evaluation and saving$", done.out, re.M)
+    assert re.search(r"^took      [\d.]+ s without the start, 276 steps$", done.out, re.M)
+    assert "learning rate" not in done.err, "the plan has an optimizer"
     assert "manyhands train again/plan.json" in done.out
 
 
@@ -361,10 +397,8 @@ def test_a_resumed_run_gives_the_same_bits(default_run: Run, tmp_path: Path) -> 
     assert json.loads(done.out)["samples"] == default_run.summary["samples"]
     assert record["steps"] == 30
     assert record["committed"] == [[0, 7 * 64]], "the cut was in the middle of an epoch"
-    assert (
-        "ledger    1,885 samples of 2 epochs committed once, 0 twice, 0 never; 989 left of the last one"
-        in cut.out
-    )
+    assert "samples   1,885 of 2 epochs, each used once; 989 of epoch 2 are left\n" in cut.out
+    assert done.err.count("going on from run/checkpoints/step-00000030 (epoch 2)\n") == 1
     epochs = [{"epoch": epoch, "once": 1437, "twice": 0, "never": 0} for epoch in range(12)]
     assert json.loads(done.out)["committed"]["epochs"] == epochs
     more = manyhands(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.end_to_end.commands import clean_environment, manyhands, run
+from tests.end_to_end.made_up_data import cifar10
 from tests.pages import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -15,7 +16,8 @@ EXAMPLES = ROOT / "examples"
 def test_no_example_is_forgotten() -> None:
     names = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     assert names == {
-        *("digits.py", "own_model.py", "cifar10.toml", "language_model.toml"),
+        *("digits.py", "digits.ipynb", "gan.py", "own_model.py", "cifar10.toml", "language_model.toml"),
+        *("prepared_digits.py", "fit_digits.py", "lightning_digits.py", "trainer_digits.py"),
         *("lstm_layers.toml", "googlenet_branches.toml"),
     }
 
@@ -35,6 +37,15 @@ def test_the_script_runs_alone_saves_and_goes_on_with_two_workers(tmp_path: Path
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["workers"] == 2
     assert summary["samples"] == 2 * 1437
+
+
+def test_a_gan_trains_both_its_models(tmp_path: Path) -> None:
+    asked = ["--workers", "2", "--strategy", "parameter-server:sync", "--servers", "1", "--out", "out"]
+    done = manyhands("launch", *asked, str(EXAMPLES / "gan.py"), "--epochs", "1", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "[worker 0] epoch 1  discriminator " in done.out
+    found = [json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("summary", "summary-2")]
+    assert [one["samples"] for one in found] == [1437, 1437]
 
 
 def test_own_model_and_data(tmp_path: Path) -> None:
@@ -61,14 +72,7 @@ def test_layers_and_branches_on_different_workers(tmp_path: Path) -> None:
 
 
 def test_cifar10_in_its_official_form(tmp_path: Path) -> None:
-    """The published files with 64 made-up records each: a class and 3 × 32 × 32 bytes."""
-    folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        records = random.integers(0, 256, (64, 1 + 3 * 32 * 32), dtype=np.uint8)
-        records[:, 0] %= 10
-        records.tofile(folder / f"{name}.bin")
+    cifar10(tmp_path / "data")
     command = [str(Path(sys.executable).parent / "manyhands"), "train", str(EXAMPLES / "cifar10.toml")]
     options = ["--workers", "2", "--steps", "2", "--json", "--out", "out"]
     done = run([*command, *options], tmp_path, clean_environment(MANYHANDS_DATA=str(tmp_path / "data")))

@@ -101,7 +101,7 @@ def test_train_with_a_launcher_on_each_host_is_the_same(tmp_path: Path) -> None:
     assert_close(parameters(out), theirs)
     summary = json.loads(said)
     assert (summary["hosts"], summary["workers"], summary["samples"]) == (2, 4, alone["samples"])
-    assert "learning rate 0.1 = 0.025 × 4" in errors
+    assert "learning rate 0.1: 4 times the 0.025 of one worker" in errors
     assert json.loads((out / "plan.json").read_text())["cluster"]["workers"] == 3, (
         "of this host: to do it again"
     )
@@ -149,6 +149,60 @@ def test_layers_skipped_at_random_and_clipping_give_the_same_on_3_and_1_workers_
     assert done.code == 0, done.err
     ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("hosts.pt", "alone.pt"))
     assert_close(ours, theirs)
+
+
+NORMS = """
+import sys
+import torch
+from torch import nn
+import manyhands as mh
+from manyhands.errors import PeerLost, UsageError
+
+torch.manual_seed(0)
+layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 6), nn.BatchNorm1d(6)
+model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(*layers)).double()
+differs = int(sys.argv[2])
+
+def loss(model, batch):
+    found = model(batch)
+    if mh.rank() == differs and session.steps == 1:
+        found = found + model[1](model[0](batch)).sum()
+    return (found - batch.cumsum(1)[:, -1:]).square().mean()
+
+session = mh.session(model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
+try:
+    for step in range(8):
+        generator = torch.Generator().manual_seed(10 * step + session.rank)
+        samples = (step + session.rank) % 4  # at times none
+        session.step(torch.randn(samples, 4, generator=generator, dtype=torch.float64))
+except UsageError as error:
+    print(error)
+except PeerLost:  # another worker has ended by it first
+    print("lost")
+session.close()
+if session.rank == 0:
+    torch.save({name: value.double() for name, value in model.state_dict().items()}, sys.argv[1])
+"""
+
+
+def test_batch_norm_goes_by_the_samples_of_all_hosts(tmp_path: Path) -> None:
+    (tmp_path / "norms.py").write_text(NORMS)
+    run_on_hosts(["norms.py", "hosts.pt", "-1"], places((2, 1, 2)), tmp_path)
+    done = manyhands("launch", "--workers", "5", "norms.py", "alone.pt", "-1", cwd=tmp_path)
+    assert done.code == 0, done.err
+    ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("hosts.pt", "alone.pt"))
+    assert_close(ours, theirs)
+
+
+def test_hosts_that_call_layers_differently_end_with_their_names(tmp_path: Path) -> None:
+    """The worker is the second of its host, where another one speaks for it."""
+    (tmp_path / "norms.py").write_text(NORMS)
+    ended = run_on_hosts(["norms.py", "hosts.pt", "1"], places((2, 1)), tmp_path)
+    reasons = [said for said in ended.said if said.strip() != "lost"]
+    assert reasons
+    for said in reasons:
+        assert "workers disagree: worker 0 was in the " in said
+        assert "while worker 1 was in the " in said
 
 
 @pytest.mark.parametrize(

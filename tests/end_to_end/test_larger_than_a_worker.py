@@ -37,7 +37,7 @@ def train(layers, width, steps):
     losses = []
     for step in range(steps):
         batch = torch.randn({WORKERS}, width, generator=generator)
-        losses.append(session.step(batch[session.engine.placed.feed :: session.engine.placed.mesh.feeds]))
+        losses.append(float(session.step(batch[session.engine.placed.feed :: session.engine.placed.mesh.feeds])))
         if step == 0:
             Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     return losses

@@ -12,10 +12,10 @@ from tests.end_to_end.commands import manyhands
 @pytest.mark.parametrize(
     ("flags", "files", "returns"),
     [
-        (["--workers", "2", "--strategy", "all-reduce"], 20, 70),
-        (["--workers", "2", "--servers", "1", "--strategy", "parameter-server:async"], 22, 60),
-        (["--workers", "2", "--strategy", "local-sgd"], 16, 45),
-        (["--workers", "1"], 14, 40),
+        (["--workers", "2", "--strategy", "all-reduce"], 26, 85),
+        (["--workers", "2", "--servers", "1", "--strategy", "parameter-server:async"], 27, 85),
+        (["--workers", "2", "--strategy", "local-sgd"], 24, 60),
+        (["--workers", "1"], 20, 55),
     ],
     ids=["all-reduce", "async-servers", "local-sgd", "alone"],
 )

@@ -27,10 +27,15 @@ def nothing_lost(
 
 
 def one_history(
-    ran: harness.Logs, optimizer: str, *, lr: float = training.LR, clip_norm: float | None = None
+    ran: harness.Logs,
+    optimizer: str,
+    *,
+    lr: float = training.LR,
+    clip_norm: float | None = None,
+    norms: bool = False,
 ) -> None:
     """One process that has made the same steps has the same parameters."""
-    together = harness.alone(ran.committed(), optimizer=optimizer, lr=lr, clip_norm=clip_norm)
+    together = harness.alone(ran.committed(), optimizer=optimizer, lr=lr, clip_norm=clip_norm, norms=norms)
     torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=1e-6)
 
 

@@ -132,6 +132,7 @@ def run(
     replace: int = 0,
     most: int | None = None,
     stall_s: float = 10.0,
+    script: Path = SCRIPT,
     **settings: Any,
 ) -> Ran:
     """Train in real processes, with these faults; `settings` are for the script."""
@@ -157,7 +158,7 @@ def run(
     inside = [[fault.who, fault.when, fault.kind] for fault in faults if isinstance(fault.when, int)]
     outcome = supervisor.run(
         LaunchPlan(
-            command=[str(SCRIPT), str(folder), json.dumps({"faults": inside, **settings})],
+            command=[str(script), str(folder), json.dumps({"faults": inside, **settings})],
             workers=workers,
             layout=cores.layout(workers, 1, servers),
             environ={
@@ -302,13 +303,18 @@ def alone_and_deferred(
 
 
 def alone(
-    steps: Sequence[Sequence[int]], *, optimizer: str, lr: float, clip_norm: float | None = None
+    steps: Sequence[Sequence[int]],
+    *,
+    optimizer: str,
+    lr: float,
+    clip_norm: float | None = None,
+    norms: bool = False,
 ) -> Tensor:
-    """The parameters after the same sequence of batches in one process, by plain PyTorch."""
+    """The parameters, and running statistics, after the same sequence of batches in one process, by plain PyTorch."""
     from tests.faults import training
 
     dtype = training.precision(optimizer)
-    net = training.net(dtype)
+    net = training.net_with_norms(dtype) if norms else training.net_of(optimizer)
     made = training.optimizer(optimizer, net, lr)
     data = training.Numbered(training.LENGTH, dtype)
     for ids in steps:
@@ -317,4 +323,4 @@ def alone(
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(net.parameters(), clip_norm)
         made.step()
-    return nn.utils.parameters_to_vector(net.parameters()).detach()
+    return training.values(net)

@@ -8,7 +8,7 @@ import pytest
 
 from manyhands import placement as placements
 from manyhands import strategies
-from tests.end_to_end.commands import manyhands
+from tests.end_to_end.commands import last_error, manyhands
 from tests.faults import checks, harness, registered, training
 from tests.faults.harness import Fault, Ran
 
@@ -209,6 +209,6 @@ def test_where_no_worker_can_go_on_the_run_ends_and_says_why(
     why = f"error: worker {dead} of {workers} died: killed by SIGKILL"
     if placements.parse(placement).mesh(workers).members > 1:
         why += "; its replica is not whole without it, and there is no checkpoint yet: start again"
-    assert done.err.splitlines()[-1] == why
+    assert last_error(done.err) == why
     assert "Traceback" not in done.err
     assert not (tmp_path / "run" / "summary.json").exists()

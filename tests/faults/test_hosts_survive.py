@@ -40,6 +40,13 @@ def test_a_worker_dies_in_the_middle_of_an_update_by_an_optimizer_that_nobody_kn
     checks.one_history(ran, "Own", lr=0.01)
 
 
+def test_parameters_of_several_types_are_each_workers_own(tmp_path: Path) -> None:
+    faults = [Fault((1, 0), 0.3)]
+    ran = on_hosts.run(tmp_path, (1, 2), faults, optimizer="Mixed", pause_s=0.1)
+    check(ran, faults, 2)
+    checks.one_history(ran, "Mixed")
+
+
 def test_a_host_dies_and_another_vanishes(tmp_path: Path) -> None:
     """The last worker is alone in the end, and has lost nothing."""
     faults = [Fault((1,), 0.3, "host"), Fault((2,), 2.5, "vanish")]

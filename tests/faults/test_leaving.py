@@ -111,7 +111,9 @@ def test_a_run_that_was_told_to_end_and_goes_on_equals_one_that_was_not(tmp_path
         done = told.end()
     assert done.code == 75, done.err
     *_, last = done.err.splitlines()
-    assert last == "told to end by SIGTERM: the run is saved, and --resume goes on with it"
+    assert last == (
+        "told to end by SIGTERM: the run is saved in told; manyhands train --out told --resume goes on with it"
+    )
     assert done.err.count("SIGTERM: the workers finish their step, save and leave") == 1
     assert "Traceback" not in done.err
     (place,) = (tmp_path / "told" / "checkpoints").glob("step-*")
@@ -121,6 +123,7 @@ def test_a_run_that_was_told_to_end_and_goes_on_equals_one_that_was_not(tmp_path
     again = manyhands("train", "--out", "told", "--resume", "--json", cwd=tmp_path)
     whole = manyhands(*plan, "--out", "whole", cwd=tmp_path)
     assert again.code == whole.code == 0, again.err + whole.err
+    assert again.err.count(f"going on from told/checkpoints/step-{saved_at:08d} (epoch ") == 1
     assert same_bits(parameters(tmp_path / "told"), parameters(tmp_path / "whole"))
     assert json.loads(again.out)["steps"] == 46
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from manyhands import strategies
-from manyhands.cli.restart import Restart
-from manyhands.cli.run import elastic_terms
 from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
+from manyhands.launching.restart import Restart
+from manyhands.launching.run import elastic_terms
 from manyhands.placement import Mesh
 from tests.end_to_end.commands import manyhands, parameters
 from tests.sessions import session_of
@@ -125,6 +125,9 @@ def test_it_does_not_begin_again_for_ever(saved: Path) -> None:
     assert started == [["job"], ["job", "--resume"], ["job", "--resume"]]
     assert len(told) == 2
     assert "2 new beginnings were made: --resume goes on from step-000000000004" in outcome.message
+    script = Restart(command=["job"], resume=[], times=0)
+    said = script.run(lambda command: KILLED, saved, lambda event: None).message
+    assert f'session.resume("{saved / "checkpoints"}") in the script goes on from step-000000000004' in said
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 75, 143])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import BIN, clean_environment, manyhands
+from tests.end_to_end.commands import BIN, clean_environment, last_error, manyhands
 from tests.faults import checks, harness
 from tests.faults.test_run import LONG_S, Running, leaving_nothing, open_files, wait_until
 
@@ -45,7 +45,10 @@ def test_a_server_that_nobody_may_replace_ends_the_run_and_is_named(tmp_path: Pa
         os.kill(run.workers[2], signal.SIGKILL)
         error = run.said()
         assert run.launcher.returncode == 128 + signal.SIGKILL
-        assert error.splitlines()[-1] == "error: server 0 died: killed by SIGKILL"
+        assert last_error(error) == "error: server 0 died: killed by SIGKILL"
+        assert f"the whole output of server 0: {run.out / 'logs' / 'server-0.log'}" not in error, (
+            "it said nothing"
+        )
         assert "Traceback" not in error
         assert not (run.out / "summary.json").exists()
 
@@ -107,7 +110,7 @@ def test_a_mistake_in_a_worker_is_blamed_on_the_worker(tmp_path: Path) -> None:
     done = manyhands("launch", *asked, "script.py", "fails", cwd=tmp_path)
     assert done.code == 1
     assert done.err.count("Traceback (most recent call last)") == 1
-    assert done.err.splitlines()[-1] == "error: worker 1 of 2 ended with RuntimeError: the user's own mistake"
+    assert last_error(done.err) == "error: worker 1 of 2 ended with RuntimeError: the user's own mistake"
 
 
 @pytest.mark.parametrize(

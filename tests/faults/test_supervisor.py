@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands.cluster.launcher import cores, supervisor
+from manyhands.cluster.launcher import cores, killed_groups, supervisor
 from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.launch_plan import LaunchPlan
 from manyhands.errors import ManyhandsError
@@ -176,16 +176,18 @@ def test_what_a_worker_finds(run: Run, tmp_path: Path) -> None:
         import neighbour
         fd = int(os.environ["MANYHANDS_ARENA_FD"])
         print(os.environ["MANYHANDS_SIZE"], os.environ["OMP_NUM_THREADS"], os.environ["GREETING"])
-        print("own group", os.getpgrp() == os.getpid(), __name__, os.path.basename(__file__), os.isatty(0))
+        print("own group", os.getpgrp() == os.getpid(), __name__, os.path.basename(__file__))
         print("pinned", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
         print("arena", os.fstat(fd).st_ino, os.get_inheritable(fd))
         print("run", os.environ["MANYHANDS_RUN_DIR"])
+        print("input", os.isatty(0), repr(sys.stdin.read()), os.get_terminal_size(0).columns > 0)
         """,
     )
     assert heard.outcome.ok, heard.outcome
     one, two = heard.of(0), heard.of(1)
     assert one[0] == "2 1 good morning"
-    assert one[1] == "own group True __main__ script.py False"
+    assert one[1] == "own group True __main__ script.py"
+    assert one[5] == "input True '' True", "a terminal on which nothing is typed"
     shares = cores.layout(2, 1).cores
     if all(shares):
         assert [one[2], two[2]] == [f"pinned {share[0]}" for share in shares]
@@ -596,6 +598,65 @@ def test_the_launcher_takes_everything_with_it(
     everyone = {*pids, *map(int, children)}
     assert _wait_until(lambda: all(_gone(pid) for pid in everyone))
     assert _wait_until(lambda: not _holders(said[0][3]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_name_in_dev_shm_outlives_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    """Python's resource tracker, which is in the worker's group, unlinks names when their processes have ended."""
+    body = """
+    import multiprocessing
+    from multiprocessing import resource_tracker
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("spawn")
+        lock = context.Lock()
+        child = context.Process(target=time.sleep, args=(600,))
+        child.start()
+        print("pids", os.getpid(), child.pid, resource_tracker._resource_tracker._pid, lock._semlock.name[1:])
+        time.sleep(600)
+    """
+    with _launched(tmp_path, body) as launcher:
+        assert launcher.stdout
+        said = [launcher.stdout.readline().split() for _ in range(2)]
+        pids = [int(pid) for words in said for pid in words[1:4]]
+        files = [Path(f"/dev/shm/sem.{words[4]}") for words in said]
+        assert all(file.exists() for file in files)
+        launcher.send_signal(number)
+        rest = launcher.stdout.read()
+        launcher.wait(LONG_S)
+    if number != signal.SIGKILL:
+        assert rest == f"interrupted by {number.name}\n", "the tracker's complaints are not shown"
+        assert not any(file.exists() for file in files)
+    assert _wait_until(lambda: all(_gone(pid) for pid in pids))
+    assert not any(file.exists() for file in files)
+
+
+def test_a_resource_tracker_that_does_not_end_is_killed_after_a_grace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that has left the worker's group holds the tracker's pipe."""
+    monkeypatch.setattr(killed_groups, "_GRACE_S", 0.2)
+    program = """
+    import os, subprocess, time
+    from multiprocessing import resource_tracker
+    held = resource_tracker.getfd()
+    other = subprocess.Popen(["sleep", "600"], start_new_session=True, pass_fds=[held])
+    print(other.pid, resource_tracker._resource_tracker._pid, flush=True)
+    time.sleep(600)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as worker:
+        assert worker.stdout
+        other, tracker = map(int, worker.stdout.readline().split())
+        try:
+            killed = killed_groups.KilledGroups()
+            killed.kill(worker.pid)
+            worker.wait(LONG_S)
+            assert not _gone(tracker)
+            killed.finish()
+            assert _wait_until(lambda: _gone(tracker))
+            assert not _gone(other)
+        finally:
+            os.kill(other, signal.SIGKILL)
 
 
 def test_workers_die_with_the_launcher_even_if_its_guard_died_before(tmp_path: Path) -> None:

@@ -138,3 +138,22 @@ def test_a_server_dies_in_the_middle_of_an_update_by_such_an_optimizer(tmp_path:
     check(ran, faults, {0, 1, 2})
     assert len(ran.of("server")) == 1
     checks.one_history(ran, **settings)
+
+
+def test_an_optimizer_that_runs_whole_survives_and_is_handed_on(tmp_path: Path) -> None:
+    """What it keeps for all parameters is undone with a step, and a replacement takes it over."""
+    faults = [Fault(0, 3), Fault(2, 9)]
+    ran = harness.run(tmp_path, faults, replace=2, optimizer="Whole", until=3)
+    check(ran, faults, {1, 3, 4})
+    assert [event.fields["rank"] for event in ran.of("join")] == [3, 4]
+    checks.one_history(ran, "Whole")
+    torch.testing.assert_close(ran.parameters(1), ran.parameters(4), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("strategy", ["all-reduce", "ring"])
+def test_parameters_of_several_types_survive_and_are_handed_on(strategy: str, tmp_path: Path) -> None:
+    faults = [Fault(0, 3), Fault(2, 9)]
+    ran = harness.run(tmp_path, faults, strategy=strategy, replace=2, optimizer="Mixed", until=3)
+    check(ran, faults, {1, 3, 4})
+    checks.one_history(ran, "Mixed")
+    torch.testing.assert_close(ran.parameters(1), ran.parameters(4), rtol=0, atol=0)

@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import manyhands as mh
 from manyhands import data as data_sets
@@ -22,6 +24,7 @@ from manyhands.replica.replica import Replica
 LENGTH = 600
 BATCH = 8
 LR = 0.05
+UNSEEN = -1.0  # in place of a limit: between the halves of a step the script does not look at the gradients
 SIGNALS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
@@ -50,12 +53,42 @@ class Own(torch.optim.Adafactor):
         params = [param for group in self.param_groups for param in group["params"]]
         before = [param.clone() for param in params]
         super().step(closure)
-        if any(param.numel() > 4 for param in params):  # else it is only being tried
+        if not is_tried():
             Own.calls += 1
             if die := Own.deaths.get(Own.calls):
                 for param, old in zip(params, before, strict=True):
                     param[: len(param) // 2] = old[: len(param) // 2]  # not all of it is written yet
                 die()
+
+
+def is_tried() -> bool:
+    """Whether the optimizer is being tried on small tensors."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(("optimizer/trial.py", "optimizer/abilities.py")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class Whole(torch.optim.Optimizer):
+    """Cannot be divided: it looks at all gradients, keeps a number in its groups, and has another one make the step."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "k": 0})
+        self.inside = torch.optim.SGD(self.param_groups, lr=lr, momentum=0.9)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for group in self.param_groups:
+            group["k"] += 1
+            group["lr"] = LR * (1 + 1 / group["k"])
+        if grads:
+            norm = torch.stack([grad.norm() for grad in grads]).norm()
+            for grad in grads:
+                grad.div_(1 + norm)
+        self.inside.step()
 
 
 class Numbered:
@@ -93,8 +126,41 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Module:
     return made.to(dtype)
 
 
+class Cast(nn.Module):
+    """To another type, between layers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.to(self.dtype)
+
+
+def net_of(optimizer: str) -> nn.Module:
+    """What the runs with this optimizer train."""
+    made = net(precision(optimizer))
+    if optimizer != "Mixed":
+        return made
+    *body, head = made.children()
+    return nn.Sequential(*body, Cast(torch.float64), head.double(), Cast(torch.float32))
+
+
+def net_with_norms(dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The same with batch norm: what it makes of a sample depends on all samples of the step."""
+    first, bent, second, *rest = net(dtype).children()
+    norms = (nn.BatchNorm1d(64).to(dtype) for _ in range(2))
+    return nn.Sequential(first, next(norms), bent, second, next(norms), *rest)
+
+
+def values(model: nn.Module) -> Tensor:
+    """Its parameters and its running statistics."""
+    buffers = [one.detach().reshape(-1) for one in model.buffers() if one.is_floating_point()]
+    return torch.cat([nn.utils.parameters_to_vector(model.parameters()).detach(), *buffers])
+
+
 def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    if name == "momentum":
+    if name in ("momentum", "Mixed"):
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if name == "plain":
         return torch.optim.SGD(model.parameters(), lr=lr)
@@ -103,6 +169,8 @@ def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         # ever along a line.
         search = None if isinstance(model, Counts) else "strong_wolfe"
         return torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=4, line_search_fn=search)
+    if name == "Whole":
+        return Whole(model.parameters(), lr=lr)
     if name == "Own":
         return Own(model.parameters(), lr=lr)
     assert name == "Adam", name
@@ -150,6 +218,40 @@ def update_one_at_a_time(lock: IO[str]) -> None:
     Replica.apply = apply  # type: ignore[method-assign]
 
 
+class Singly(Dataset[tuple[Tensor, Tensor, int]]):
+    """The same samples one by one, as a DataLoader wants them."""
+
+    def __init__(self, data: Numbered) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
+        return self.data.inputs[index], self.data.targets[index], index
+
+
+def loops(data: Any, settings: Mapping[str, Any]) -> Callable[[Any], Iterator[Any]]:
+    """How a session loops over the data: by itself, by a loader's processes, or zipped with more of it."""
+    if "loader" in settings:
+        processes = settings["loader"]
+        loader = DataLoader(
+            Singly(data), BATCH, shuffle=True, num_workers=processes, persistent_workers=processes > 0
+        )
+        return lambda session: session.batches(loader)
+    if not settings.get("zipped"):
+        return lambda session: session.batches(data, batch_size=BATCH)
+    more = Numbered(LENGTH, data.inputs.dtype)
+
+    def zipped(session: Any) -> Iterator[Any]:
+        both = [session.batches(one, batch_size=BATCH) for one in (data, more)]
+        for one, other in zip(*both, strict=False):
+            numbers = torch.cat([one[2], other[2] + LENGTH])
+            yield torch.cat([one[0], other[0]]), torch.cat([one[1], other[1]]), numbers
+
+    return zipped
+
+
 def main() -> None:
     folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     number = int(os.environ.get("MANYHANDS_NUMBER") or os.environ["MANYHANDS_RANK"])
@@ -182,8 +284,37 @@ def main() -> None:
         pause_s = 0.0 if is_enough else settings.get("pause_s", 0.0)
         time.sleep(1.0 if is_waiting else 0.3 if is_early else pause_s)
         for when, kind in list(todo):
-            if kind != "update" and model.training and session.steps + 1 == when:
+            if (
+                kind not in ("update", "between", "mean", "forward", "backward")
+                and model.training
+                and session.steps + 1 == when
+            ):
                 do(when, kind)
+
+    def step_in_halves(batch: tuple[Tensor, ...]) -> None:
+        session.backward(batch)
+        for when, kind in list(todo):
+            if kind == "between" and session.steps + 1 == when:
+                do(when, kind)
+        if settings["halves"] != UNSEEN:
+            nn.utils.clip_grad_norm_(model.parameters(), settings["halves"])
+        session.update()
+
+    def take_the_mean() -> None:
+        for when, kind in list(todo):
+            if kind == "mean" and session.steps == when:
+                do(when, kind)
+        note(kind="mean", step=session.steps, value=session.mean(float(session.steps)))
+
+    def disturb_pass(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        """Between the two norms, on the way there or back."""
+        if session is None or not model.training:
+            return
+        for when, kind in list(todo):
+            if kind == "forward" and session.steps + 1 == when:
+                do(when, kind)
+            elif kind == "backward" and session.steps + 1 == when:
+                output.register_hook(lambda gradient, fault=(when, kind): do(*fault))
 
     def do(when: int, kind: str) -> None:
         todo.remove((when, kind))
@@ -197,7 +328,10 @@ def main() -> None:
     digits = Digits() if settings.get("digits") else None
     name = settings.get("optimizer", "momentum")
     dtype = precision(name)
-    model = digits.model() if digits else Counts() if settings.get("counts") else net(dtype)
+    model = digits.model() if digits else Counts() if settings.get("counts") else net_of(name)
+    if settings.get("norms"):
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(net_with_norms(dtype))
+        model[2].register_forward_hook(disturb_pass)
     made = optimizer(name, model, settings.get("lr", LR))
     data: Any = digits.train if digits else Numbered(LENGTH, dtype)
     session = mh.session(
@@ -208,11 +342,17 @@ def main() -> None:
         seed=settings.get("seed", 0),
         example=None if digits else data.batch(torch.arange(BATCH), 0),
     )
+    loop = loops(data, settings)
     for _ in range(settings.get("epochs", 2)):
-        for batch in session.batches(data, batch_size=BATCH):
+        for batch in loop(session):
             note(kind="step", step=session.steps + 1, ids=[] if digits else batch[2].tolist())
             takeovers = session.engine.progress.takeovers
-            session.step(batch)
+            if settings.get("halves"):
+                step_in_halves(batch)
+            else:
+                session.step(batch)
+            if settings.get("means"):
+                take_the_mean()
             if (
                 session.engine.progress.takeovers == takeovers
             ):  # else the others have gone on without this worker's batch
@@ -224,14 +364,14 @@ def main() -> None:
         session.evaluate(digits.test, measures={"accuracy": mh.accuracy})["accuracy"] if digits else None
     )
     session.close()
-    torch.save(nn.utils.parameters_to_vector(model.parameters()).detach(), folder / f"params-{number}.pt")
+    torch.save(values(model), folder / f"params-{number}.pt")
     note(
         kind="end",
         pid=os.getpid(),
         steps=session.steps,
         samples=session.samples,
         epoch=session.epoch,
-        tally=dict(session.engine.feed.tally),
+        tally=dict(session.engine.feeds.tally),
         workers=session.workers,
         accuracy=accuracy,
     )

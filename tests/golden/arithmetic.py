@@ -4,12 +4,15 @@ BLAS adds up in an order of its own on each processor. Here that order leaves no
 gradient of an activation is rounded to a grid, so products of two of them, and sums of such products, are exact; and
 what is not exact (an activation times a full-precision weight) is rounded to the grid at once. Rates, momenta and
 decays are short binary fractions, so it makes no difference where a processor fuses a multiplication with an addition.
+`correct_roots` takes square roots in double precision: those of the vector library are the nearest number on some
+processors, and its neighbour on others.
 `random` makes the numbers: torch draws normal numbers with other instructions on other processors.
 """
 
+import contextlib
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -124,6 +127,21 @@ def _lbfgs(net: nn.Module) -> Optimizer:
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {"momentum": _momentum, "adamw": _adamw}
 ONLY: dict[str, Callable[[nn.Module], Optimizer]] = {"lbfgs": _lbfgs}
 """For strategies that train with this optimizer alone."""
+
+
+@contextlib.contextmanager
+def correct_roots() -> Iterator[None]:
+    """While every square root of a tensor in single precision is the nearest number."""
+    library = Tensor.sqrt
+
+    def nearest(values: Tensor) -> Tensor:
+        return library(values.double()).to(values.dtype)
+
+    Tensor.sqrt = nearest  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.sqrt = library  # type: ignore[method-assign]
 
 
 def as_bytes(params: Sequence[Tensor], *, coarse: bool) -> bytes:

@@ -117,6 +117,7 @@ def test_the_command_line_finds_it(capsys: pytest.CaptureFixture[str]) -> None:
     strategy = strategies.parse(f"{NAME}:period=4")
     assert strategies.describe(strategy) == f"{NAME}:period=4"
     assert main(["list", "strategies"]) == 0
-    assert f"{NAME}:period=8" in capsys.readouterr().out
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{NAME} ")]
+    assert line.endswith("  settings: period=8")
     with pytest.raises(UsageError, match="period=0: it must be at least 1"):
         strategies.parse(f"{NAME}:period=0")

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from manyhands.data import gather, load, prefetch
-from manyhands.data.loading import empty_like, samples_in
 from manyhands.data.loading import prefetch as prefetch_in_module
+from manyhands.data.structure import empty_like, samples_in
 
 
 def threads() -> list[threading.Thread]:

@@ -7,7 +7,9 @@ import torch
 
 from manyhands.data.effect import Effects, Learners
 from manyhands.data.ledger import Ledger, ranges_of
-from manyhands.engine.feed import Feed, Outstanding
+from manyhands.data.streams import DataSetStream
+from manyhands.engine.feed import Feed
+from manyhands.engine.feed_record import Outstanding
 from manyhands.engine.step import exchanges
 from manyhands.strategies import parse
 from manyhands.strategies.partners import pairs, partner
@@ -45,10 +47,10 @@ def test_news_goes_from_pair_to_pair() -> None:
 def feeds(workers: int, meetings: Sequence[tuple[int, Learners | None]]) -> list[Feed]:
     """Of all workers, which have used a round in each step; in some steps they meet."""
     made = []
-    data = range(ROUNDS * BATCH * workers)
+    stream = DataSetStream(range(ROUNDS * BATCH * workers), batch_size=BATCH, shuffle=True)
     for worker in range(workers):
         feed = Feed(pooled=False)
-        feed.begin(data, epoch=0, seed=0, batch=BATCH, shuffle=True, workers=workers, full=workers)
+        feed.begin(stream, epoch=0, seed=0, workers=workers, full=workers)
         assert feed.assignment is not None
         for step, groups in meetings:
             feed.drawn = feed.used = step

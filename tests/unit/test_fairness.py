@@ -85,12 +85,15 @@ def test_what_goes_into_an_update_and_how_late_it_is(
 def test_both_corrections_are_told_with_their_reasons() -> None:
     terms = learning_rate.terms("cnn", strategies.parse("two-level"), 16, hosts=2)
     assert terms.why == (
-        "learning rate 0.05 = 0.025 × 4 ÷ 2, reached in the first epoch: every update is made from 8 batches, of which "
-        "4 count, and gradients are about 1 update late"
+        "learning rate 0.05: 4 times the 0.025 of one worker divided by 2, since each update uses 8 batches, of which "
+        "4 count, and gradients are about 1 update late; warm-up in epoch 1"
     )
     assert terms.warm_up_epochs == 1.0
     adaptive = learning_rate.terms("cnn", strategies.parse("downpour:fetch=5,push=5"), 4)
-    assert "0.01 = 0.02 × √4 ÷ 4" in adaptive.why
+    assert "0.01: √4 times the 0.02 of one worker divided by 4, since" in adaptive.why
+    assert learning_rate.terms("cnn", Together(), 2).why == (
+        "learning rate 0.05: twice the 0.025 of one worker, since each update uses 2 batches; warm-up in epoch 1"
+    )
 
 
 def test_methods_that_divide_by_the_gradient_scale_with_the_root() -> None:

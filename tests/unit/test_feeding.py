@@ -1,15 +1,18 @@
 """What workers that do not wait for each other know of each other's data, whichever assignment each is in."""
 
-from manyhands.engine.feed import Feed, Outstanding
+from manyhands.data.streams import DataSetStream
+from manyhands.engine.feed import Feed
+from manyhands.engine.feed_record import Outstanding
 
 LENGTH = 24  # three rounds of two workers with four samples each
 
 
 def begun(epoch: int = 0) -> Feed:
     feed = Feed(pooled=False)
-    data = range(LENGTH)
+    stream = DataSetStream(range(LENGTH), batch_size=4, shuffle=True)
     for number in range(epoch + 1):
-        feed.begin(data, epoch=number, seed=0, batch=4, shuffle=True, workers=2, full=2)
+        feed.begin(stream, epoch=number, seed=0, workers=2, full=2)
+        feed.is_over = number < epoch
     return feed
 
 

@@ -13,10 +13,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES = 400
 FUNCTION_LINES = 50
 CONSTRUCTOR_PARAMETERS = 8
-LOOSE = {"__init__.py", "errors.py", "spec.py"}
+LOOSE = {
+    "__init__.py",
+    "__main__.py",
+    "errors.py",
+    "spec.py",
+}  # Python looks for __main__.py there and nowhere else
 
 # What may be larger, and why; at most five.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "manyhands/engine/session.py:session": "help() and the Python reference have a line for each argument",
+}
 
 
 def parsed() -> Iterator[tuple[Path, ast.Module]]:
@@ -73,12 +80,12 @@ def test_a_class_name_has_one_meaning() -> None:
 def test_a_file_name_has_one_meaning() -> None:
     found = defaultdict(list)
     for path in FILES:
-        if path.name != "__init__.py":
+        if path.name not in ("__init__.py", "__main__.py"):  # names that Python gives
             found[path.name].append(place(path))
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
-def test_three_files_lie_at_the_top() -> None:
+def test_four_files_lie_at_the_top() -> None:
     assert {path.name for path in PACKAGE.glob("*.py")} == LOOSE
 
 

@@ -57,6 +57,7 @@ def test_another_number_makes_other_pages() -> None:
 def test_every_claim_has_its_number_its_command_and_its_summary() -> None:
     table = claimed()
     assert len(table) == len(report.CLAIMS) <= MOST_CLAIMS
+    before = ""
     for says, against, result, command in table:
         assert says
         assert against
@@ -65,13 +66,26 @@ def test_every_claim_has_its_number_its_command_and_its_summary() -> None:
         assert number
         assert link
         summary = stored(ROOT / link[1])
-        assert command == f"`{summary['command']}`"
+        assert command == (report.SAME if summary["command"] == before else f"`{summary['command']}`")
+        before = summary["command"]
         digits = len(number[1].partition(".")[2])
         shown = [
             tuple(f"{value(line['rounds']):.{digits}f}" for value in (statistics.median, min, max))
             for line in summary["ratios"]
         ]
         assert number.groups() in shown, "a ratio of that summary, by its rounds"
+
+
+def test_a_command_of_several_summaries_is_written_once() -> None:
+    found = report.load()
+    text, table = report.page(found), report.claims(found)
+    commands = {name: summary["command"] for name, summary in found.items()}
+    repeated = {command for command in commands.values() if list(commands.values()).count(command) > 1}
+    assert repeated
+    for name, command in commands.items():
+        families = {report.family(other) for other in commands if commands[other] == command}
+        assert text.count(f"\n`{command}`\n") == len(families), name
+        assert table.count(f"`{command}`") <= 1
 
 
 def test_the_readme_has_no_measured_number_outside_its_table() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from manyhands.cli import build
-from manyhands.cli.train import _plan
+from manyhands.cli.planned import planned
 from manyhands.cluster.launchers.rank_info import SERVERS, RankInfo
 from manyhands.engine import intervals
 from manyhands.engine.intervals import Interval
@@ -94,7 +94,7 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
 
 
 def from_flags(*arguments: str, rank_info: RankInfo = ALONE) -> Plan:
-    return _plan(build().parse_args(["train", *arguments]), rank_info)
+    return planned(build().parse_args(["train", *arguments]), rank_info)
 
 
 def test_a_spec_names_everything_that_a_plan_holds(tmp_path: Path) -> None:
@@ -228,11 +228,16 @@ def test_a_world_that_someone_else_started_says_how_many_workers(
         ("[model]\nhidden = 3", r"\[model\] needs a name"),
         ("[model]\nname = 3", r"\[model\] needs a name"),
         ("[model]\nname = 'mlp'\n[model.hidden]\na = 1", r"\[model\] hidden is a section of its own"),
-        ("model = 3", "model: Expected `str`, got `int`"),
-        ("train = 3", "train: Expected `object`, got `int`"),
-        ("[train]\naccumulate = 'many'", "train.accumulate: Expected `int`, got `str`"),
-        ("[train]\naccumulate = 1.5", "train.accumulate: Expected `int`, got `float`"),
-        ("[train]\naugment = 1", "train.augment: Expected `bool`, got `int`"),
+        ("[model]\nnam = 'mlp'", r"\[model\] needs a name.*; did you mean name where it says nam\?"),
+        ("model = 3", 'model = 3: a name is expected, as in model = "…"'),
+        ("train = 3", r"\[train\] is 3: a section with words of its own is expected"),
+        ("epochs = 3", r"'epochs'; it belongs under \[train\]"),
+        ("[train]\nworkers = 3", r"\[train\] 'workers'; it belongs under \[cluster\]"),
+        ("[train]\nepochs = 'three'", r'\[train\] epochs = "three": a whole number is expected'),
+        ("[train]\naccumulate = 1.5", r"\[train\] accumulate = 1.5: a whole number is expected"),
+        ("[train]\naugment = 1", r"\[train\] augment = 1: true or false is expected"),
+        ("[train]\nclip_norm = 'x'", r'\[train\] clip_norm = "x": a number is expected'),
+        ("[cluster]\nhosts = 2", r"\[cluster\] hosts = 2: a text in quotes is expected"),
         ("[train", "not valid TOML"),
         ("batch", "not valid TOML"),
     ],

@@ -1,17 +1,21 @@
 """The display: says the right figures, fits the terminal, and nothing in a record can break it."""
 
+import fcntl
 import io
 import math
 import os
 import pty
 import re
+import struct
+import termios
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.cli.display import Display, draw
+from manyhands.launching.display import Display, draw
+from manyhands.launching.words import say, wrapped
 from manyhands.telemetry import lines
 from manyhands.telemetry.digest import Digest
 
@@ -100,15 +104,31 @@ def test_bytes_are_shown_when_there_are_any() -> None:
     assert re.search(r"sent 1\.\d* MB/s", text_of(digest))
 
 
-def test_loss_is_smoothed_but_a_nan_is_shown_at_once_and_can_pass() -> None:
+def test_the_loss_is_that_of_the_last_step_over_all_workers() -> None:
+    """Not smoothed: a loss that has fallen to 1.0 is shown as 1.0."""
+    digest = digest_of(2, 40)
+    assert digest.loss == 2.0
+    step = {"kind": "step", "t": 1021.0, "step": 41, "epoch": 0}
+    digest.add([{**step, "rank": 0, "loss": 1.5}, {**step, "rank": 1, "loss": 0.5}])
+    assert "loss 1.000" in text_of(digest)
+
+
+def test_what_scripts_log_is_shown_as_the_mean_over_workers() -> None:
+    digest = digest_of(2, 40)
+    log = {"kind": "log", "t": 1021.0, "step": 41}
+    digest.add([{**log, "rank": 0, "values": {"rate": 0.5}}, {**log, "rank": 1, "values": {"rate": 1.5}}])
+    digest.add([{**log, "rank": 1, "values": {"norm": 3.0, "odd": "x"}}, {**log, "rank": 0, "values": 7}])
+    assert digest.logged == {"rate": 1.0, "norm": 3.0}
+    assert "rate 1" in text_of(digest)
+
+
+def test_a_loss_that_is_nan_is_shown_at_once_and_can_pass() -> None:
     digest = digest_of(1, 40)
     step = {"kind": "step", "t": 1021.0, "rank": 0, "step": 41, "epoch": 0}
-    digest.add([{**step, "loss": 4.0}])
-    assert 2.0 < (digest.loss or 0) < 2.2
     digest.add([{**step, "loss": math.nan}])
     assert "loss nan" in text_of(digest)
     digest.add([{**step, "loss": 2.0}])
-    assert 2.0 < (digest.loss or 0) < 2.2
+    assert digest.loss == 2.0
 
 
 def test_a_worker_without_a_share_of_the_step_says_nothing_of_the_loss() -> None:
@@ -140,6 +160,23 @@ def test_workers_that_have_not_reported_are_named() -> None:
     assert digest.step == 5
 
 
+def test_members_that_have_gone_are_not_shown() -> None:
+    digest = digest_of(4, 5)
+    digest.add([{"kind": "death", "t": 1003.0, "rank": 2}])
+    later = [{**one, "t": one["t"] + 4, "rank": 4} for one in records(1, 5)]
+    digest.add([*later, {"kind": "join", "t": 1003.5, "rank": 4}, *records(4, 5)[-2:-1]])
+    assert list(digest.rates()) == [0, 1, 3, 4], "what worker 2 had recorded before comes too late"
+    assert digest.missing == []
+    assert "has not reported" not in text_of(digest)
+    digest.add([{"kind": "host", "t": 1006.0, "rank": -1, "ranks": [3, 4], "host": "10.0.0.2"}])
+    digest.add([{"kind": "leave", "t": 1006.0, "rank": 1}])
+    assert list(digest.rates()) == [0]
+    digest.add(
+        [{"kind": "host", "t": 1006.0, "rank": -1, "ranks": "3"}, {"kind": "again", "t": 1007.0, "rank": -1}]
+    )
+    assert (digest.missing, digest.step) == ([0, 1, 2, 3], 0), "all begin again"
+
+
 def test_many_workers_are_summarised() -> None:
     digest = digest_of(64, 5)
     assert "64 (worker 0) to 64 samples/s per worker" in text_of(digest)
@@ -155,6 +192,41 @@ def test_no_line_is_wider_than_the_terminal(workers: int, total_steps: int | Non
         drawn = draw(digest, 65.0, width=width)
         assert all(line.cell_len <= width for line in drawn)
         assert width < 20 or "60" in drawn[0].plain
+
+
+@pytest.mark.parametrize("width", range(28, 120))
+def test_a_narrow_terminal_has_loss_and_speed_rather_than_a_bar(width: int) -> None:
+    digest = digest_of(2, 60)
+    for worker in digest.workers.values():
+        worker.loss = 0.00451299
+    drawn = draw(digest, 65.0, width=width)
+    assert re.search(r"60/100  loss 0\.00451(3|)  128( samples)?/s", drawn[0].plain)
+
+
+@pytest.mark.parametrize("width", [1, 10, 33, 80])
+def test_sentences_break_between_words(width: int) -> None:
+    text = (
+        "one sentence with /a/path/that/is/longer/than/ten/columns in it\n  cp a command /to/be/copied\nend"
+    )
+    lines = wrapped(text, width).split("\n")
+    assert " ".join(lines).split() == text.split()
+    assert "  cp a command /to/be/copied" in lines
+    assert all(len(line) <= width or " " not in line for line in lines if not line.startswith("  "))
+    assert wrapped(text, None) == text
+
+
+def test_what_is_printed_on_a_narrow_terminal_keeps_its_words(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 32, 0, 0))
+    with os.fdopen(slave, "w", encoding="utf-8") as stream, os.fdopen(master, "rb", buffering=0) as screen:
+        with Display(tmp_path, 1, stream=stream) as progress:
+            progress.print_line("worker 1 died (killed by SIGKILL): noticed after 0.01 s")
+        say("error: a sentence for a person at a terminal of 32 columns, the end.", stream)
+        shown = ""
+        while "end." not in shown:
+            shown += screen.read(1 << 16).decode()
+    assert "worker 1 died (killed by\r\nSIGKILL): noticed after 0.01 s" in shown
+    assert "error: a sentence for a person\r\nat a terminal of 32 columns, the\r\nend." in shown
 
 
 def test_ascii_terminals_get_ascii() -> None:

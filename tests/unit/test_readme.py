@@ -68,7 +68,8 @@ def test_commands_are_understood(block: Block, line: str, capsys: pytest.Capture
         assert cli.main(words[1:]) == 0
         assert capsys.readouterr().out
     elif options.verb == "launch":
-        assert options.join or (ROOT / options.script).exists()
+        module = options.module and options.module[0].replace(".", "/") + ".py"
+        assert options.join or (ROOT / (module or options.script)).exists()
         strategies.parse(options.strategy)
     elif options.verb == "train":
         assert options.spec is None or (ROOT / options.spec).exists()
@@ -114,6 +115,11 @@ def test_the_readme_leads_to_every_page() -> None:
     linked = {(README.parent / target).resolve() for target in targets if not target.startswith("https://")}
     assert {page for page in PAGES if page.parent == DOCS} <= linked
     assert DOCS / "strategies" / "README.md" in linked
+
+
+def test_the_site_has_every_page_in_its_menu() -> None:
+    menu = set(re.findall(r"[\w/.-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents} <= menu
 
 
 def test_the_first_result_is_on_the_first_screen() -> None:

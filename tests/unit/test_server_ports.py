@@ -37,7 +37,7 @@ from manyhands.servers.protocol.scheme import Scheme, describe
 from manyhands.servers.protocol.server_group import ServerGroup, own_server_group
 from manyhands.servers.protocol.service import Service
 from manyhands.servers.transport.host_memory import HostMemory, Sizes
-from manyhands.servers.transport.local_socket import _address
+from manyhands.servers.transport.local_socket import _name
 from manyhands.servers.transport.tcp import TcpConnection, TcpPort, make_keys
 from manyhands.servers.worker import connecting
 from manyhands.servers.worker.client import Servers
@@ -693,7 +693,7 @@ def test_the_local_port_wants_the_secret_of_the_memory() -> None:
     before = strangers()
     try:
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stranger.connect(_address(memory, 0))
+        stranger.connect("\0" + _name(memory, 0, memory.secret(0)))
         stranger.send(b"\x00nonsense")
         assert list(port.take()) == []
         liar = LocalConnection(memory, 0)

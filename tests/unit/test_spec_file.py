@@ -9,7 +9,12 @@ import msgspec
 import pytest
 
 from manyhands import models, spec
+from manyhands.cli import build
+from manyhands.cli.planned import check as refuse
+from manyhands.cli.planned import note_on, planned
+from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.data import DATASETS
+from manyhands.errors import UsageError
 from manyhands.job import learning_rate, optimizers
 from manyhands.job import plan as plans
 from manyhands.job.plan import Cluster, Plan, Train
@@ -80,3 +85,37 @@ def test_one_line_instead_of_a_section_and_nothing_at_all(tmp_path: Path) -> Non
     assert plans.read(path) == line
     path.write_text("")
     assert plans.read(path) == Plan()
+
+
+@pytest.mark.parametrize(("name", "text"), [("p.json", "{}"), ("empty.toml", "# nothing yet\n")])
+def test_a_file_that_says_nothing_trains_the_default_job_and_that_is_said(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    options = build().parse_args(["train", str(path)])
+    assert note_on(options) == f"note: {path} says nothing, so this is the default job, cnn on digits"
+    path.write_text('{"model": "cnn"}' if path.suffix == ".json" else 'model = "cnn"')
+    assert note_on(options) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("[train]\nepochs = 0", [], "{path}: epochs=0: it must be at least 1"),
+        ("[train]\nepochs = 0", ["--epochs", "-1"], "--epochs -1: it must be at least 1"),
+        ("[train]\nepochs = 3", ["--workers", "0"], "--workers 0: it must be at least 1"),
+        ('[strategy]\nname = "local-sgd"\nperiod = -3', [], "{path}: period=-3: it must be at least 1"),
+        ('[model]\nname = "nope"', [], "{path}: unknown model 'nope'"),
+        ('[data]\nname = "nope"', ["--model", "mlp"], "{path}: unknown data 'nope'"),
+        ('[data]\nname = "digits"', ["--optimizer", "nope"], "unknown optimizer 'nope'"),
+    ],
+)
+def test_a_refusal_names_the_file_or_the_flag_that_is_wrong(
+    text: str, flags: list[str], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(text)
+    options = build().parse_args(["train", str(path), *flags])
+    with pytest.raises(UsageError, match="^" + re.escape(said.format(path=path))):
+        refuse(planned(options, RankInfo(rank=0, size=1, launcher="alone")), options)

@@ -250,13 +250,19 @@ def test_a_line_cut_off_by_a_kill_does_not_swallow_the_next_one(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_said_once_and_does_not_stop_training(capfd: pytest.CaptureFixture[str]) -> None:
-    telemetry.open(Path("/dev/full"), rank=0)
+def test_a_full_disk_is_said_once_and_does_not_stop_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "worker-0.jsonl"
+    telemetry.open(path, rank=0)
+    (own,) = (int(one.name) for one in Path("/proc/self/fd").iterdir() if one.exists() and one.samefile(path))
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), own)
     for index in range(3):
         telemetry.event("mark", index=index)
         time.sleep(0.3)
     telemetry.close()
-    assert capfd.readouterr().err.count("cannot write /dev/full") == 1
+    assert capfd.readouterr().err.count(f"cannot write {path}") == 1
 
 
 def test_tail_returns_each_complete_record_once(tmp_path: Path) -> None:
@@ -316,7 +322,7 @@ def test_read_merges_workers_in_time_order(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_neither_telemetry_nor_the_display_imports_torch() -> None:
-    modules = "manyhands.telemetry.tensorboard, manyhands.cli.display"
+    modules = "manyhands.telemetry.tensorboard, manyhands.launching.display"
     done = run_python(f"import sys, {modules}; sys.exit('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr or "torch was imported"
 

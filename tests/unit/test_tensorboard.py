@@ -91,6 +91,21 @@ def test_export_joins_the_workers(tmp_path: Path) -> None:
     }
 
 
+def test_what_scripts_log_and_measure_are_curves_too(tmp_path: Path) -> None:
+    """The mean over the workers that log; of all that was measured."""
+    log = {"kind": "log", "t": 101.5, "step": 1}
+    logged = [
+        {**log, "rank": 0, "values": {"rate": 0.5, "norm": 2.0}},
+        {**log, "rank": 1, "values": {"rate": 1.5}},
+    ]
+    measured = {"kind": "evaluate", "t": 104.0, "step": 3, "rank": 0, "auc": 0.75, "epoch": 1}
+    write_run(tmp_path, [*two_workers(), *logged, {**logged[0], "t": 103.5, "step": 30}, measured])
+    found = curves(export(tmp_path))
+    assert found["rate"] == [(1, 1.0), (30, 0.5)]
+    assert found["norm"] == [(1, 2.0), (30, 2.0)]
+    assert found["evaluate/auc"] == [(3, 0.75)]
+
+
 def test_exporting_again_replaces_the_file(tmp_path: Path) -> None:
     write_run(tmp_path, two_workers())
     assert export(tmp_path) == export(tmp_path)

@@ -87,4 +87,7 @@ def test_the_cause_is_what_was_measured() -> None:
     stale = Suspects(rate=0.5, staleness=4.0, period=8).text()
     assert "4.0 updates old" in stale
     assert "the rate 0.1" in stale
+    still = Suspects(rate=0.0).text()
+    assert "the learning rate is 0" in still
+    assert "try" not in still
     assert "every 8 steps" in Suspects(rate=0.5, period=8).text()

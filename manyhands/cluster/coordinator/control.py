@@ -14,6 +14,8 @@ Number = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 Members = Annotated[tuple[Number, ...], msgspec.Meta(max_length=4096)]
 Place = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
+Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[^\s\x00]{1,256}:[0-9]{1,5}|ipc://[^\x00]{1,256})$")]
+Key = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{40}$")]  # as ZeroMQ writes keys
 
 LARGEST_BYTES = 1 << 20
 NUMBERS = 1000  # of members that a host may have in the course of a run: those of host 2 begin with 2000
@@ -130,11 +132,11 @@ def to_member(content: bytes) -> ToMember | None:
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
     """How to reach the coordinator: where it is, its public key, and the key by which it knows its members."""
 
-    endpoint: str
+    endpoint: Endpoint
     """As ZeroMQ writes it; where it begins with `tcp://`, members may be on other hosts."""
-    server_key: str
-    public_key: str
-    secret_key: str
+    server_key: Key
+    public_key: Key
+    secret_key: Key
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -143,5 +145,5 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True):
 def invitation(text: str) -> Invitation:
     try:
         return msgspec.json.decode(text, type=Invitation)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise UsageError("this is no invitation of a run; give the file that the launcher wrote") from None

@@ -19,6 +19,7 @@ from manyhands.cluster.coordinator.membership import Membership
 from manyhands.cluster.coordinator.orders import Ended, Orders, Report
 from manyhands.cluster.coordinator.remote_hosts import RemoteHosts
 from manyhands.cluster.launchers.parent_death import die_with_the_launcher
+from manyhands.comm.transports import peer_user
 from manyhands.comm.transports.curve import Authenticator, watch
 
 _TICK_MS = 100
@@ -48,7 +49,10 @@ class Coordinator:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that connects anew is the same member
         watch(self._socket, orders.endpoint)
         self._authenticator.guard(self._socket, (orders.keys[0].encode(), orders.keys[1].encode()))
-        self._bind(orders.endpoint)
+        if orders.endpoint.startswith("ipc://"):
+            peer_user.guard(self._socket)
+        self._socket.setsockopt(zmq.USE_FD, orders.listener)
+        self._socket.bind(orders.endpoint)
         self._addresses: dict[int, bytes] = {}
         self._heard_s: dict[int, float] = {}
         self._told: dict[int, bytes] = {}
@@ -57,18 +61,10 @@ class Coordinator:
         self._gone: set[int] = set()  # not yet reported, as no worker has made a step since
         self._left: set[int] = set()
         self._is_mixed = False
+        self._told_hosts: set[int] = set()  # those of which the launcher has heard before the run began
         self._has_finished = self._is_over = False
         os.set_blocking(0, False)
         self._pending = b""
-
-    def _bind(self, endpoint: str) -> None:
-        """The address of a coordinator that has just died may take a moment to become free."""
-        for _ in range(50):
-            with contextlib.suppress(zmq.ZMQError):
-                self._socket.bind(endpoint)
-                return
-            time.sleep(0.1)
-        self._socket.bind(endpoint)
 
     def run(self) -> None:
         """Until the launcher closes its end."""
@@ -106,6 +102,7 @@ class Coordinator:
             if isinstance(said, Here) and said.member not in self._membership.ended:
                 self._addresses[said.member] = address
                 self._heard_s[said.member] = time.monotonic()
+                self._remote_hosts.note_heard(said.member)
                 if said.waits and self._noticed_s is None and said.generation == self._membership.generation:
                     self._noticed_s = time.monotonic()
                 self._membership.hear(said)
@@ -117,12 +114,15 @@ class Coordinator:
                 self._membership.end(said.member)
             elif isinstance(said, HostHere):
                 answer = self._remote_hosts.hear(said, time.monotonic())
+                if self._membership.new_generation is None and answer.host not in self._told_hosts:
+                    self._told_hosts.add(answer.host)
+                    _say(Report(hosts_here=self._remote_hosts.addresses()))
                 self._socket.send_multipart([address, encode(answer)])
                 if said.failed:
                     _say(Report(failed=f"{said.failed} (on the host {said.address})"))
 
     def _find_stalled(self) -> None:
-        """The launcher ends them: until they have ended, they may still change what they share with others."""
+        """Their launcher looks whether they hang and ends them: until then they may still change what they share."""
         now = time.monotonic()
         if any(here.steps for here in self._membership.heard.values()):
             for (

@@ -24,6 +24,9 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """The first line that the launcher says."""
 
     endpoint: str
+    listener: int
+    """The descriptor of the socket that listens there. It is the launcher's, so that the place stays the run's while
+    one coordinator takes over from another."""
     keys: tuple[str, str]
     remote_hosts: list[str]
     """Public keys of the processes that may speak."""
@@ -68,6 +71,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Those among `gone` whose launchers are on other hosts, and how they ended."""
     vanished: list[Vanished] = []
     """The hosts of which nothing was heard any more."""
+    hosts_here: list[str] = []
+    """Before the first generation: the addresses of the other hosts that have come so far."""
     servers: list[int] = []
     """All members that are servers, or were."""
     is_over: bool = False

@@ -92,11 +92,21 @@ class RemoteHosts:
         return lost
 
     def see_to(self, member: int) -> bool:
-        """A member hangs; says whether it is for a launcher on another host to end it, or is gone with its host."""
+        """A member is silent; says whether it is for a launcher on another host to end it, or is gone with its host."""
         host = self._remote_hosts.get(member // NUMBERS)
         if host is not None and host.is_here:
             host.stalled.add(member)
         return host is not None
+
+    def addresses(self) -> list[str]:
+        """Of the hosts that have come, besides the coordinator's."""
+        return [host.address for host in self._remote_hosts.values()]
+
+    def note_heard(self, member: int) -> None:
+        """A member has spoken again."""
+        host = self._remote_hosts.get(member // NUMBERS)
+        if host is not None:
+            host.stalled.discard(member)
 
     def endings(self, members: Collection[int]) -> list[Ending]:
         return [

@@ -15,6 +15,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     )
     error: int
     permission: int
+    stack: int  # and where it writes its Python stack
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,3 +24,4 @@ class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
     load: str  # the module to import before the first fork
     command: list[str]
     specs: list[WorkerSpec]
+    stdin: int  # the standard input of all of them

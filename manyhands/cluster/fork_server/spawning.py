@@ -14,6 +14,7 @@ import sys
 import msgspec
 
 from manyhands.cluster.fork_server.spawn_request import GO, SpawnRequest, WorkerSpec
+from manyhands.cluster.launchers import local
 from manyhands.cluster.worker import compiler
 
 
@@ -48,14 +49,15 @@ def main() -> None:
 
 
 def _become_worker(spec: WorkerSpec, request: SpawnRequest) -> None:
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(request.stdin, 0)
+    os.close(request.stdin)
     os.dup2(spec.output, 1)
     os.dup2(spec.error, 2)
     # The fork server's was made for a file, in which one can go back.
     encoding, errors = sys.stderr.encoding, sys.stderr.errors
     sys.stderr = sys.__stderr__ = open(2, "w", 1, encoding, errors, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     for other in request.specs:
-        for fd in {other.output, other.error, other.permission} - {spec.permission}:
+        for fd in {other.output, other.error, other.permission, other.stack} - {spec.permission, spec.stack}:
             os.close(fd)
     if os.read(spec.permission, 1) != GO:
         os._exit(0)  # the launcher has ended
@@ -63,6 +65,7 @@ def _become_worker(spec: WorkerSpec, request: SpawnRequest) -> None:
     os.setpgid(0, 0)  # until now the launcher could kill it with the fork server
     os.environ.clear()
     os.environ.update(spec.environ)
+    os.environ[local.STACK_FD] = str(spec.stack)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # as Python's own generator does by itself after a fork
     if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:

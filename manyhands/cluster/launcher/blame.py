@@ -23,8 +23,16 @@ class Outcome:
     message: str
     rank: int | None = None
     """The process that died first, where one did; servers count after the workers."""
+    process: str = ""
+    """What that process is called, as in the name of its log."""
     tail: tuple[str, ...] = ()
     """The last lines of that worker's traceback or standard error."""
+    note: str = ""
+    """What a person should know of a run that has ended well."""
+    unsaved: str = ""
+    """Why a run that was asked to save has not."""
+    step: int = 0
+    """How far the run had come."""
 
 
 def blame_order(child: Child) -> int:

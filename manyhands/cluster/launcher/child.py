@@ -6,11 +6,18 @@ import signal
 from collections import deque
 
 from manyhands.cluster.launcher.exits import ending
+from manyhands.cluster.launcher.killed_groups import KilledGroups
 from manyhands.cluster.launcher.pipes import LinePipe, WorkerPipes
 from manyhands.cluster.launchers import local
 
 TAIL_LINES = 40
 _EXIT_REPORT_LINES = 1000  # the launcher shows a traceback whole
+
+
+def split_report(line: str) -> tuple[str, int | None]:
+    """What was printed before an exit report that begins in this line, and the exit code that it names, if one does."""
+    before, mark, code = line.partition(local.EXIT_REPORT)
+    return (before, int(code)) if mark and code.isdecimal() else (line, None)
 
 
 class Child:
@@ -26,6 +33,14 @@ class Child:
         self.reported_code: int | None = None
         """The exit code that its exit report names; None before the report. From then on `tail` is the report."""
         self.output, self.error = LinePipe(pipes.output), LinePipe(pipes.error)
+        self.stack = LinePipe(pipes.stack)
+        """Where it writes its Python stack when it gets the signal `local.WHERE`."""
+        self.stack_lines: list[str] = []
+        self.is_killed = False
+        """Whether the launcher has killed it, with all that it had started."""
+        self.last_output: list[str] = []
+        self.last_errors: list[str] = []
+        """What it had printed by then, and the launcher had not read."""
 
     @property
     def ending(self) -> str:
@@ -34,24 +49,25 @@ class Child:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return (self.pidfd, self.output.fd, self.error.fd)
+        return (self.pidfd, self.output.fd, self.error.fd, self.stack.fd)
 
     def signal(self, number: int) -> None:
         """Send a signal to this process alone."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
-    def kill_group(self) -> None:
+    def kill(self, killed: KilledGroups) -> None:
         """Kill the process and all that it has started; only before it is reaped, while the group is its own."""
+        self.is_killed = True
+        self.last_output, self.last_errors = self.output.read_all(), self.error.read_all()
         self.signal(signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        killed.kill(self.pid)
 
     def hear_error(self, line: str) -> str | None:
         """Keep a line of standard error; returns what of it the launcher should show now."""
-        before, mark, code = line.partition(local.EXIT_REPORT)
-        if mark and code.isdecimal():
-            self.reported_code = int(code)
+        before, code = split_report(line)
+        if code is not None:
+            self.reported_code = code
             self.tail = deque(maxlen=_EXIT_REPORT_LINES)
             return before or None  # a progress bar, for example, does not end its line
         self.tail.append(line)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,10 +13,10 @@ import msgspec
 
 from manyhands.cluster.coordinator.control import Invitation
 from manyhands.cluster.coordinator.orders import Ended, Orders, Report
-from manyhands.cluster.launchers import local
+from manyhands.cluster.launcher.stuck import STALL_S
+from manyhands.cluster.launchers import addresses, local
+from manyhands.comm.transports import peer_user
 from manyhands.comm.transports.curve import make_keys
-
-STALL_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Elastic:
     replace: int
     """How many workers that have died are replaced before the run goes on with fewer."""
     stall_s: float = STALL_S
-    """The launcher kills a worker that was silent for this long."""
+    """After so much silence the launcher looks whether a worker hangs, and kills one that does."""
     hosts: int = 0
     """How many hosts must have come before the run begins; 0: all workers are on this one, and no port is opened."""
     group_size: int = 1
@@ -36,6 +37,16 @@ class Elastic:
     """Whether all replicas are the same after every step, so that parts of several make one."""
     address: str = ""
     """Of this host, and after a colon the port of the coordinator, where there may be other hosts."""
+
+
+def _held(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    listener = addresses.take_over(int(port))
+    if listener is None:  # a run before this one has had it
+        listener = addresses.take_over(addresses.hold_port(host, int(port)))
+    assert listener
+    listener.setblocking(False)
+    return listener
 
 
 def host_environ(number: int, address: str) -> dict[str, str]:
@@ -49,11 +60,14 @@ class Coordination:
 
     def __init__(self, members: list[int], elastic: Elastic, servers: int = 0) -> None:
         server, member = make_keys(), make_keys()
-        endpoint = (
-            f"tcp://{elastic.address}" if elastic.hosts else f"ipc://@manyhands-{secrets.token_hex(16)}"
+        name = f"manyhands-{secrets.token_hex(16)}"
+        endpoint = f"tcp://{elastic.address}" if elastic.hosts else f"ipc://@{name}"
+        self._listener = (
+            _held(elastic.address) if elastic.hosts else peer_user.listen(name, socket.SOCK_STREAM)
         )
         self._orders = Orders(
             endpoint=endpoint,
+            listener=self._listener.fileno(),
             keys=(server[0].decode(), server[1].decode()),
             remote_hosts=[member[0].decode()],
             members=members,
@@ -81,6 +95,7 @@ class Coordination:
 
     def __exit__(self, *exception: object) -> None:
         self._end()
+        self._listener.close()
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -105,6 +120,7 @@ class Coordination:
             env={**os.environ, local.LAUNCHER_PID: str(os.getpid())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pass_fds=[self._listener.fileno()],
             bufsize=0,
             process_group=0,
         )

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from manyhands.errors import UsageError
 
+MOST_THREADS = 1024  # per worker: OpenMP ends the process for want of memory where there are far more
+
 
 @dataclass(frozen=True, kw_only=True)
 class CoreLayout:
@@ -39,6 +41,10 @@ def divide(
         raise UsageError(f"{workers} workers cannot train; use at least 1.")
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} threads per worker cannot compute; use at least 1.")
+    if threads is not None and threads > MOST_THREADS:
+        raise UsageError(
+            f"{threads} threads per worker on {len(cores)} cores; use at most {MOST_THREADS}, or leave --threads out"
+        )
     limited = quota is not None and quota < len(cores)
     usable = max(1, math.floor(quota)) if quota is not None and limited else len(cores)
     threads = threads or max(1, (usable - servers) // workers)

@@ -26,7 +26,13 @@ class Forking:
     """
 
     def __init__(
-        self, command: list[str], environs: list[dict[str, str]], *, load: str, inherited: Sequence[int]
+        self,
+        command: list[str],
+        environs: list[dict[str, str]],
+        *,
+        load: str,
+        inherited: Sequence[int],
+        stdin: int,
     ) -> None:
         self.pipes = [WorkerPipes(rank) for rank in range(len(environs))]
         self.pids: list[int] = []
@@ -38,13 +44,14 @@ class Forking:
                 output=pipes.their_output,
                 error=pipes.their_error,
                 permission=pipes.their_permission,
+                stack=pipes.their_stack,
             )
             for pipes, environ in zip(self.pipes, environs, strict=True)
         ]
         # A file, not a pipe: the launcher reads it only when the fork server has ended, however long it is.
         self._printed = os.fdopen(os.memfd_create("fork-server", os.MFD_CLOEXEC), "r+b")
         try:
-            request = SpawnRequest(load=load, command=command, specs=specs)
+            request = SpawnRequest(load=load, command=command, specs=specs, stdin=stdin)
             self._process = _start(request, environs[0], inherited, self._printed)
         except OSError as error:
             _adopt_orphans(False)
@@ -105,14 +112,16 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     """Start the fork server, whose standard output gives the process ids of the workers, one per line."""
     _adopt_orphans(True)
-    descriptors = [fd for spec in request.specs for fd in (spec.output, spec.error, spec.permission)]
+    descriptors = [
+        fd for spec in request.specs for fd in (spec.output, spec.error, spec.permission, spec.stack)
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "manyhands.cluster.fork_server.spawning"],
         env=environ,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=error,
-        pass_fds=[*inherited, *descriptors],
+        pass_fds=[*inherited, request.stdin, *descriptors],
         process_group=0,
         bufsize=0,
     )

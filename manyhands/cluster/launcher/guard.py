@@ -1,13 +1,17 @@
 """A shell that kills what the workers have started, should the launcher be killed.
 
 The kernel kills the workers themselves when the launcher ends (`parent_death.py`), but not their children. The shell
-reads the workers' process groups from its standard input, and kills them when the launcher's end of it closes.
+reads the workers' process groups from its standard input; when the launcher's end of it closes, it becomes the program
+that kills them.
 """
 
 import contextlib
 import subprocess
+import sys
 
-_SCRIPT = 'while read -r pid; do groups="$groups -$pid"; done; kill -s KILL -- $groups'
+from manyhands.cluster.launcher import killed_groups
+
+_SCRIPT = 'while read -r pid; do groups="$groups $pid"; done; exec "$@" $groups'
 
 
 class Guard:
@@ -15,7 +19,7 @@ class Guard:
 
     def __enter__(self) -> "Guard":
         self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", _SCRIPT],
+            ["/bin/sh", "-c", _SCRIPT, "sh", sys.executable, "-I", "-S", killed_groups.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

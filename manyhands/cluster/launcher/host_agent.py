@@ -23,7 +23,9 @@ from manyhands.cluster.coordinator.control import (
 )
 from manyhands.cluster.launcher.child import Child
 from manyhands.cluster.launcher.exits import describe_exit
+from manyhands.cluster.launcher.kernel_view import Silences
 from manyhands.cluster.launcher.processes import WorkerProcesses
+from manyhands.cluster.launcher.stuck import STALL_S
 from manyhands.cluster.launchers import local
 from manyhands.comm.transports.curve import introduce, watch
 from manyhands.errors import ManyhandsError
@@ -54,6 +56,7 @@ class HostAgent:
         self._state_holders: set[int] = set()  # members that have been in the run
         self._due: list[tuple[float, int]] = []
         self._replaced = 0
+        self._silences = Silences(STALL_S)
         self.host = -1
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -92,6 +95,11 @@ class HostAgent:
     @property
     def first_number(self) -> int:
         return self.host * NUMBERS
+
+    @property
+    def is_in_the_run(self) -> bool:
+        """Whether any of its workers has been a member of a generation."""
+        return any(number // NUMBERS == self.host for number in self._state_holders)
 
     def see_to(self, processes: WorkerProcesses, start: Callable[[int], int]) -> None:
         """Look after these processes; `start(place)` starts one in the place of another."""
@@ -184,5 +192,5 @@ class HostAgent:
             self._heard_s = time.monotonic()
             self._state_holders |= set(said.current)
             for child in self._processes.running if said.stalled else ():
-                if self.first_number + child.rank in said.stalled:
+                if self.first_number + child.rank in said.stalled and self._silences.hangs(child.pid):
                     child.signal(signal.SIGKILL)

@@ -4,31 +4,40 @@ It says where the coordinator is, with the keys, what to run, and whose memory t
 on another host needs a copy of it.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from manyhands.cluster.coordinator.control import Invitation
 from manyhands.cluster.launchers.host_identity import host_identity
+from manyhands.comm.transports import peer_user
 from manyhands.errors import UsageError
+from manyhands.foreign.regular import read_small
 
 FILE = "join.json"
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Word = Annotated[str, msgspec.Meta(pattern="^[^\0]*$")]  # that a process can be given
 
 
 class Invite(msgspec.Struct, frozen=True, kw_only=True):
     """All that a process needs in order to join."""
 
     invitation: Invitation
-    command: list[str]
-    strategy: str | None
-    workers: int
-    servers: int
-    most: int
-    launcher: int
-    memory_fd: int
+    command: list[Word]
+    strategy: Word | None
+    workers: Count
+    servers: Count
+    most: Count
+    launcher: Count
+    memory_fd: Count
     mark: str
     """Of the launcher's host."""
 
@@ -48,12 +57,21 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_over(self) -> bool:
         """Whether the run's launcher is gone, and with it the run."""
-        return not self._memory.exists()
+        return not self._is_memory()
+
+    def _is_memory(self) -> bool:
+        """Whether that is a memory at all: after a launcher was killed, another process may have its number."""
+        try:
+            return os.readlink(self._memory).startswith("/memfd:")
+        except OSError:
+            return False
 
     def open_memory(self) -> int:
         """The memory that the run's workers share."""
         try:
-            return os.open(self._memory, os.O_RDWR | os.O_CLOEXEC)
+            if not self._is_memory():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            return peer_user.opened(self._memory, os.O_RDWR)
         except OSError as error:
             raise UsageError(
                 f"the run cannot be joined: its launcher (process {self.launcher}) is not on this host, not "
@@ -78,12 +96,29 @@ def read(address: str) -> Invite:
     """The invitation of the run in this directory."""
     path = Path(address) / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Invite)
+        content = read_small(path, admit=partial(_refuse_shared, path))
+        return msgspec.json.decode(content, type=Invite)
     except FileNotFoundError:
         raise UsageError(
             f"no run in {address} takes more workers; start one with --workers 2:6 (2 now, up to 6), and give its --out"
         ) from None
     except PermissionError:
         raise UsageError(f"{path} has the key of that run, and only its owner can read it") from None
-    except msgspec.DecodeError:
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); give the directory of a run") from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise UsageError(f"{path} is damaged; give the directory of a run that is going on") from None
+
+
+def _refuse_shared(path: Path, found: os.stat_result) -> None:
+    """What a joining worker runs is in the file, and the key: no other user may have written or read it."""
+    if found.st_uid not in peer_user.trusted_users():
+        raise UsageError(
+            f"{path} belongs to another user (number {found.st_uid}), and to join would run what it says; copy it "
+            "from a run of your own"
+        )
+    if mode := stat.S_IMODE(found.st_mode) & 0o077:
+        raise UsageError(
+            f"{path} has the key of the run, and other users can open it (mode {mode | 0o600:o}); "
+            f"use chmod 600 {path}"
+        )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyhands.cluster.launcher import empty_terminal
 from manyhands.cluster.launcher.cores import CoreLayout
 from manyhands.cluster.launcher.processes import WorkerProcesses
 from manyhands.cluster.launchers import local
@@ -27,6 +28,8 @@ class LaunchPlan:
     """Stands before a worker's command and must replace itself by it, as `nice` does."""
     load: str | None = None
     """Without a prefix, a fork server imports this module and forks the workers."""
+    debug: int | None = None
+    """The worker that gets the launcher's terminal."""
 
     @property
     def size(self) -> int:
@@ -40,6 +43,8 @@ class LaunchPlan:
     def environs(self, told: Mapping[str, str]) -> list[dict[str, str]]:
         """The environment of every process, `told` it besides what every run tells."""
         ours = {local.SIZE: str(self.size), local.LAUNCHER_PID: str(os.getpid()), SERVERS: str(self.servers)}
+        if size := empty_terminal.size():  # what a worker prints comes to this terminal in the end
+            ours |= {name: str(n) for name, n in zip(("LINES", "COLUMNS"), size, strict=True)}
         if self.run_dir is not None:
             ours[local.RUN_DIR] = str(self.run_dir)
         return [
@@ -86,7 +91,7 @@ class Starter:
 
     def start_all(self) -> None:
         plan = self._plan
-        if plan.load and plan.size > 1 and plan.prefix is None:
+        if plan.load and plan.size > 1 and plan.prefix is None and plan.debug is None:
             self._processes.fork(plan.command, self._environs, load=plan.load)
         else:
             for rank in range(plan.size):
@@ -105,7 +110,7 @@ class Starter:
         before = plan.prefix(place) if plan.prefix else []
         environ = {**self._environs[place], **(more or {}), **self._number(processes.size)}
         command = [*before, sys.executable, "-m", "manyhands.cluster.worker", *plan.command]
-        return processes.start(command, environ, rank)
+        return processes.start(command, environ, rank, has_terminal=processes.size == plan.debug)
 
     def _number(self, rank: int) -> dict[str, str]:
         return {} if self._first_number is None else {local.NUMBER: str(self._first_number + rank)}

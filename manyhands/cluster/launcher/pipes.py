@@ -1,4 +1,4 @@
-"""The pipes between the launcher and one process: standard output, standard error, and the permission to begin."""
+"""The pipes between the launcher and one process: standard output and error, the permission to begin, and its stack."""
 
 import contextlib
 import os
@@ -16,8 +16,9 @@ class WorkerPipes:
         self.output, self.their_output = os.pipe()
         self.error, self.their_error = os.pipe()
         self.their_permission, self.permission = os.pipe()
-        self._ours = {self.output, self.error, self.permission}
-        self._theirs = {self.their_output, self.their_error, self.their_permission}
+        self.stack, self.their_stack = os.pipe()
+        self._ours = {self.output, self.error, self.permission, self.stack}
+        self._theirs = {self.their_output, self.their_error, self.their_permission, self.their_stack}
 
     def __enter__(self) -> "WorkerPipes":
         return self

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from manyhands.cluster.launcher.blame import Exits, Outcome, was_told_to_end
@@ -17,7 +18,10 @@ from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.fixed_membership import FixedMembership, MembershipPolicy
 from manyhands.cluster.launcher.launch_plan import LaunchPlan, Starter
 from manyhands.cluster.launcher.processes import WorkerProcesses
+from manyhands.cluster.launcher.stuck import STALL_S, StuckWatch
 from manyhands.cluster.launcher.termination_signals import TerminationSignals
+from manyhands.cluster.launcher.without_session import WithoutSession
+from manyhands.cluster.launcher.worker_logs import WorkerLogs
 from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.host_identity import host_identity
 
@@ -46,18 +50,24 @@ def run(
     elastic: "Elastic | None" = None,
     host_agent: "HostAgent | None" = None,
     ask: int = local.ASK,
+    steps: Callable[[], int] = lambda: 0,
+    stall_s: float = STALL_S,
 ) -> Outcome:
     """Start the processes of a plan, and see to them until all have ended.
 
     `on_line` gets what they print on standard error, and on standard output unless `on_output` takes that. With
     `elastic` the run survives deaths; with `host_agent` the workers take part in a run of another launcher. Call this
     from the main thread, which gets the signals: the first SIGTERM asks the workers, by the signal `ask`, to save and
-    leave; a second one, and any other, ends them.
+    leave; a second one, and any other, ends them. `steps` says how many steps all workers have made; where there are
+    none for longer than `stall_s`, the launcher says who waits for whom, and ends a run that was asked to leave.
     """
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(TerminationSignals())
+        signals = stack.enter_context(TerminationSignals(leaves_interrupts=plan.debug is not None))
+        logs = stack.enter_context(WorkerLogs(plan.run_dir, _log_name(plan, host_agent)))
         coordination = stack.enter_context(_coordinate(plan, elastic)) if elastic else None
-        processes = stack.enter_context(WorkerProcesses(on_line, on_output or on_line, arena, plan.name))
+        processes = stack.enter_context(
+            WorkerProcesses(on_line, on_output or on_line, arena, plan.name, logs)
+        )
         starter = _starter(plan, processes, coordination, host_agent)
         policy: MembershipPolicy = host_agent or FixedMembership(processes)
         if host_agent:
@@ -66,7 +76,11 @@ def run(
             stack.enter_context(_joinable(plan, processes, coordination))
             policy = _survival(plan, processes, coordination, starter, on_event)
         starter.start_all()
-        return _Supervisor(plan, processes, policy, signals, on_tick, on_event, ask).watch()
+        spread = host_agent is not None or (elastic is not None and elastic.hosts > 0)
+        stuck = StuckWatch(
+            processes, name=plan.name, steps=steps, on_event=on_event, stall_s=stall_s, is_spread=spread
+        )
+        return _Supervisor(plan, processes, policy, signals, stuck, on_tick, on_event, ask).watch()
 
 
 def _coordinate(plan: LaunchPlan, elastic: "Elastic") -> "Coordination":
@@ -89,6 +103,15 @@ def _starter(
         is_spread=host_agent is not None or (coordination is not None and coordination.elastic.hosts > 0),
         first_number=host_agent.first_number if host_agent else None,
     )
+
+
+def _log_name(plan: LaunchPlan, host_agent: "HostAgent | None") -> Callable[[int], str]:
+    """The number of a process in the whole run, as its events have it."""
+    if host_agent:
+        first, is_server = host_agent.first_number, host_agent.is_server
+        return lambda rank: f"{'server' if is_server(rank) else 'worker'} {first + rank}"
+    number = plan.environ.get(local.NUMBER)
+    return plan.name if number is None else lambda rank: f"worker {number}"
 
 
 def _joinable(
@@ -121,8 +144,11 @@ def _survival(
     starter: Starter,
     on_event: Callable[[Event], None],
 ) -> MembershipPolicy:
+    from manyhands.cluster.launcher.hosts_awaited import HostsAwaited
     from manyhands.cluster.launcher.survival import Survival
 
+    elastic = coordination.elastic
+    awaited = HostsAwaited(plan, elastic.hosts, elastic.address, on_event) if elastic.hosts else None
     return Survival(
         processes,
         coordination,
@@ -130,6 +156,7 @@ def _survival(
         start_server=starter.start_server,
         servers=range(plan.workers, plan.size),
         on_event=on_event,
+        awaited=awaited,
     )
 
 
@@ -142,6 +169,7 @@ class _Supervisor:
         processes: WorkerProcesses,
         policy: MembershipPolicy,
         signals: TerminationSignals,
+        stuck: StuckWatch,
         on_tick: Callable[[], None],
         on_event: Callable[[Event], None],
         ask: int,
@@ -150,11 +178,14 @@ class _Supervisor:
         self._processes = processes
         self._policy = policy
         self._signals = signals
+        self._stuck = stuck
         self._on_tick = on_tick
         self._on_event = on_event
         self._ask = ask
         self._exits = Exits()
-        self._is_leaving = False  # whether the workers were asked to save and leave
+        self._without_session = WithoutSession(processes, plan.workers, on_event)
+        self._asked_s: float | None = None  # when the workers were asked to save and leave
+        self._given_up: list[Child] = []  # those that did not, and that the launcher has killed
         self._tick_at_s = 0.0
 
     def watch(self) -> Outcome:
@@ -178,25 +209,38 @@ class _Supervisor:
         if now_s < self._tick_at_s:
             return
         self._on_tick()
-        if not self._processes.stopping and not self._is_leaving:
-            self._policy.tick()
+        if not self._processes.stopping:
+            if self._asked_s is None:
+                self._policy.tick()
+            if self._plan.debug is None or self._asked_s is not None:  # a person at a prompt takes no steps
+                self._end_stuck()
+            self._without_session.tick()
         self._tick_at_s = now_s + _TICK_S
+
+    def _end_stuck(self) -> None:
+        """Kill the workers that keep a run from ending: the others go on without them, save and leave, if they can."""
+        for child in self._stuck.tick(self._asked_s):
+            if child not in self._given_up:
+                self._given_up.append(child)
+                child.signal(signal.SIGKILL)
 
     def _obey_signals(self) -> None:
         if self._signals.count > 1:
             self._processes.kill()
         elif self._signals.number == signal.SIGTERM and not self._processes.is_forking:
-            if not self._is_leaving:
-                self._is_leaving = True
+            if self._asked_s is None:
+                self._asked_s = time.monotonic()
                 self._processes.ask_to_leave(self._ask)
                 self._on_event(_LEAVING)
-        elif self._signals.count == 1:
+        elif self._signals.count == 1 and self._stuck.explain():
             self._processes.stop(_AFTER_INTERRUPT_S)
 
     def _note(self, ended: list[Child]) -> None:
         """Processes have ended: go on without them, or end the run."""
         exits, policy = self._exits, self._policy
         exits.codes |= {child.code for child in ended}
+        for child in ended:
+            self._without_session.note_end(child)
         if policy.failed:
             self._processes.stop(_AFTER_DEATH_S)
             return
@@ -204,7 +248,10 @@ class _Supervisor:
         failed = [child for child in ended if child.code not in local.GOOD_ENDS]
         exits.survived += [child for child in failed if child in survived]
         deaths = [child for child in failed if child not in survived]
-        if self._is_leaving:
+        if self._asked_s is not None:
+            if any(child in self._given_up for child in deaths):
+                self._processes.stop(_AFTER_DEATH_S)
+            deaths = [child for child in deaths if child not in self._given_up]
             deaths = [child for child in deaths if not was_told_to_end(child)]  # they had nothing to save
         if ended and not policy.goes_on() and not exits.deaths and not deaths:
             self._processes.stop(_AFTER_DEATH_S)  # servers, and workers that came too late
@@ -222,16 +269,25 @@ class _Supervisor:
             return Outcome(
                 ok=False,
                 exit_code=local.EXIT_SAVED,
-                message="told to end by SIGTERM: the run is saved, and --resume goes on with it",
+                message="told to end by SIGTERM: the run is saved",
             )
         has_left = has_finished or local.EXIT_LEFT in exits.codes
-        if self._is_leaving and has_left and not exits.deaths and signals.count == 1:
+        if self._asked_s is not None and has_left and not exits.deaths and signals.count == 1:
             return done
         if signals.number is not None and not exits.has_cause:
-            name = signal.Signals(signals.number).name
-            return Outcome(ok=False, exit_code=128 + signals.number, message=f"interrupted by {name}")
+            message = f"interrupted by {signal.Signals(signals.number).name}"
+            names = ", ".join(self._plan.name(child.rank) for child in self._given_up)
+            unsaved = f"{names} did not come to the end of a step" if names else ""
+            return Outcome(ok=False, exit_code=128 + signals.number, message=message, unsaved=unsaved)
         culprit = exits.culprit(has_finished=has_finished)
-        return self._blame(culprit) if culprit else done
+        return self._blame(culprit) if culprit else self._done(done)
+
+    def _done(self, done: Outcome) -> Outcome:
+        """The run has ended well, unless every worker has only trained by itself."""
+        text, is_failure = self._without_session.verdict()
+        if not is_failure:
+            return replace(done, note=text)
+        return Outcome(ok=False, exit_code=local.EXIT_NO_SESSION, message=text)
 
     def _blame(self, child: Child) -> Outcome:
         workers = self._plan.workers
@@ -241,5 +297,6 @@ class _Supervisor:
             exit_code=child.code if child.code > 0 else 128 - child.code,
             message=f"{who} {child.ending}",
             rank=child.rank,
+            process=self._plan.name(child.rank),
             tail=tuple(child.tail),
         )

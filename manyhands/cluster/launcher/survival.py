@@ -10,6 +10,8 @@ from manyhands.cluster.launcher.child import Child
 from manyhands.cluster.launcher.coordination import Coordination
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.exits import describe_exit
+from manyhands.cluster.launcher.hosts_awaited import HostsAwaited
+from manyhands.cluster.launcher.kernel_view import Silences
 from manyhands.cluster.launcher.processes import WorkerProcesses
 from manyhands.cluster.launchers import local
 
@@ -39,7 +41,9 @@ class Survival:
         start_server: Callable[[int], int],
         servers: Iterable[int],
         on_event: Callable[[Event], None],
+        awaited: HostsAwaited | None = None,
     ) -> None:
+        self._awaited = awaited
         self._processes = processes
         self._coordination = coordination
         self._elastic = coordination.elastic
@@ -52,6 +56,7 @@ class Survival:
         self._state_holders = set(coordination.members)  # members that have the run's state
         self._untold: list[_Death] = []
         self._stalled: set[int] = set()
+        self._silences = Silences(self._elastic.stall_s)
         self._waiting: set[int] = set()  # members whose replica is not whole
         self._has_finished = False
         self.failed = ""  # why a launcher on another host says that the run cannot go on
@@ -136,7 +141,9 @@ class Survival:
         )
 
     def tick(self) -> None:
-        """Start what is due."""
+        """Start what is due, and say which hosts are missing."""
+        if self._awaited:
+            self._awaited.tick()
         now = time.monotonic()
         for at_s, slot in [entry for entry in self._due if entry[0] <= now]:
             self._due.remove((at_s, slot))
@@ -161,6 +168,8 @@ class Survival:
             )
             return
         for report in reports:
+            if report.hosts_here and self._awaited:
+                self._awaited.note(report.hosts_here)
             if report.stalled is not None:
                 self._kill(report.stalled)
             self.failed = self.failed or report.failed
@@ -171,11 +180,12 @@ class Survival:
                 self._tell_generation(report)
 
     def _kill(self, number: int) -> None:
-        """Kill a member that hangs; one of another launcher the other workers end (`Host.end`) when they go on."""
+        """Kill a silent member if it hangs; the other workers end one of another launcher (`Host.end`)."""
         ours = [child for child in self._processes.running if child.rank == number]
         for child in ours:
-            self._stalled.add(number)
-            child.signal(signal.SIGKILL)
+            if self._silences.hangs(child.pid):
+                self._stalled.add(number)
+                child.signal(signal.SIGKILL)
         if not ours:
             self._coordination.tell_ended(number)
 

@@ -6,9 +6,13 @@ from typing import Any
 
 
 class TerminationSignals:
-    """Notes SIGINT, SIGTERM and SIGHUP while the context lasts; the main thread must enter it."""
+    """Notes SIGINT, SIGTERM and SIGHUP while the context lasts; the main thread must enter it.
 
-    def __init__(self) -> None:
+    With `leaves_interrupts` a terminal's Ctrl-C is for a worker that has the same terminal.
+    """
+
+    def __init__(self, *, leaves_interrupts: bool = False) -> None:
+        self._leaves_interrupts = leaves_interrupts
         self.number: int | None = None
         """The first that came."""
         self.count = 0
@@ -27,5 +31,7 @@ class TerminationSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._leaves_interrupts and number == signal.SIGINT:
+            return
         self.number = self.number or number
         self.count += 1

@@ -5,7 +5,9 @@ import socket
 
 from manyhands.errors import UsageError
 
-_held: list[socket.socket] = []
+_BACKLOG = 256
+
+_held: dict[int, socket.socket] = {}  # by port
 
 
 def address_towards(address: str) -> str:
@@ -48,15 +50,15 @@ def meeting_address(place: str) -> str:
 
 
 def hold_port(address: str, port: int = 0) -> int:
-    """A free port of that address: this one, or any if it is 0. This process holds it until it ends.
+    """A free port of that address: this one, or any if it is 0. This process listens there from now on.
 
-    A bound socket that does not listen keeps the port from every process that asks for any, or for this one alone.
-    The store and the coordinator listen at it all the same: they set SO_REUSEADDR, as this does.
+    A port that is only bound could be taken by any process, also of another user, that sets SO_REUSEADDR and listens.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was closed a moment ago is free
     try:
         holder.bind((address, port))
+        holder.listen(_BACKLOG)
     except OSError as error:
         holder.close()
         reason = error.strerror
@@ -67,5 +69,17 @@ def hold_port(address: str, port: int = 0) -> int:
         raise UsageError(
             f"port {port} of {address} cannot be had ({reason}); name another, or none"
         ) from None
-    _held.append(holder)
-    return int(holder.getsockname()[1])
+    held = int(holder.getsockname()[1])
+    _held[held] = holder
+    return held
+
+
+def take_over(port: int) -> socket.socket | None:
+    """The listener that holds this port, if this process holds it; it is the caller's from now on."""
+    return _held.pop(port, None)
+
+
+def listen(address: str) -> socket.socket:
+    """A listener at a free port of this address, and at no other address of this host."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=_BACKLOG)

@@ -32,9 +32,17 @@ ASK = signal.SIGUSR2
 """The launcher asks a worker to save and leave, when all are to leave."""
 END = signal.SIGHUP
 """The launcher ends a worker at once."""
+WHERE = signal.SIGRTMIN + 5
+"""The launcher asks a process where it is: the handler writes the Python stack without the interpreter's lock."""
+TERMINAL = "MANYHANDS_TERMINAL"
+"""Set in a worker that has the launcher's terminal."""
+STACK_FD = "MANYHANDS_STACK_FD"
+"""The pipe into which a process writes it."""
 
 EXIT_CRASHED = 1
 EXIT_REFUSED = 2
+EXIT_NO_SESSION = 64
+"""Several workers have trained and none has made a session; EX_USAGE of sysexits.h."""
 EXIT_PEER_LOST = 70
 EXIT_LEFT = 71
 """A worker that was asked to leave has left; the run goes on without it."""

@@ -51,7 +51,8 @@ def _agree(rank: int, size: int) -> str:
     one_host = all(hosts[64 * other : 64 * other + 64] == hosts[:64] for other in range(size))
     place = bytearray(256)
     if rank == 0:
-        text = f"{'127.0.0.1' if one_host else _address()}:{hold_port('')}".encode()
+        address = "127.0.0.1" if one_host else _address()
+        text = f"{address}:{hold_port(address if one_host else '')}".encode()
         place[: len(text)] = text
     world.Bcast(place, root=0)
     return place.rstrip(b"\0").decode()

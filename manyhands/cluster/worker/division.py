@@ -28,6 +28,7 @@ class Division(World):
         self._store = world._store
         self._owns_group = False
         self.divisions = {}
+        self.twins = {}
         self._transport: Transport | None = None
         self.hosts = _hosts(world, mine)
         local = next(ranks for ranks in self.hosts if self.rank in ranks)
@@ -48,6 +49,7 @@ class Division(World):
         )
 
     def close(self) -> None:
+        self._close_store()
         self.host.close()
 
 

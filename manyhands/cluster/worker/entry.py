@@ -16,14 +16,18 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers import host_page, local
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.cluster.launchers.parent_death import die_with_the_launcher
-from manyhands.cluster.worker import compiler, leaving
+from manyhands.cluster.worker import children, compiler, leaving, own_steps, rank_variables
+from manyhands.cluster.worker.hints import hint
 from manyhands.errors import ManyhandsError, PeerLost, UsageError
 
 before_termination: list[Callable[[], None]] = []
 """Called in order when the worker is told to end, within the second or so before it is killed."""
+
+instead_of_failing: list[Callable[[], object]] = []
+"""On a server that has made a session: what it does where the rest of the script, which is for workers, fails."""
 
 _LEAVE_WITHIN_S = 1.0
 _PACKAGE = Path(__file__).resolve().parents[2]  # of manyhands
@@ -34,15 +38,24 @@ def main() -> None:
     die_with_the_launcher(own_rank_info().name if local.RANK in os.environ else None)
     leaving.install(_terminate)
     faulthandler.enable()
+    if local.STACK_FD in os.environ:
+        stack = int(os.environ[local.STACK_FD])
+        os.set_inheritable(stack, False)
+        faulthandler.register(local.WHERE, stack, all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A pipe is buffered in blocks by default: a killed worker's last lines would be lost.
         sys.stdout.reconfigure(line_buffering=True)
-    if local.ARENA_FD in os.environ:
-        os.set_inheritable(int(os.environ[local.ARENA_FD]), False)
+    for name in (local.ARENA_FD, host_page.FD):
+        if name in os.environ:
+            os.set_inheritable(int(os.environ[name]), False)
+    if local.RANK in os.environ:
+        children.announce()
+        rank_variables.announce_start(own_rank_info())
+    own_steps.watch()
     compiler.leave_unloaded()
     try:
         _pin_to_cores()
-        _run(sys.argv[1:])
+        _run_or_serve(sys.argv[1:])
     except ManyhandsError as error:
         code = local.EXIT_PEER_LOST if isinstance(error, PeerLost) else local.EXIT_REFUSED
         sys.last_value = error  # as the interpreter does; what runs at exit sees that this is not a good end
@@ -96,6 +109,15 @@ def _pin_to_cores() -> None:
         ) from None
 
 
+def _run_or_serve(arguments: list[str]) -> None:
+    try:
+        _run(arguments)
+    except Exception:
+        if not instead_of_failing:
+            raise
+        instead_of_failing[0]()
+
+
 def _run(arguments: list[str]) -> None:
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         module = arguments[1]
@@ -124,6 +146,10 @@ def _check_module(module: str) -> None:
         found = None
     if found is None:
         raise UsageError(f"there is no module {module!r} to run with -m.")
+    if found.submodule_search_locations is not None and not importlib.util.find_spec(f"{module}.__main__"):
+        raise UsageError(
+            f"{module!r} is a package without a __main__; name a module in it, as {module}.train."
+        )
 
 
 def refuse(error: ManyhandsError, code: int) -> None:
@@ -134,7 +160,7 @@ def refuse(error: ManyhandsError, code: int) -> None:
 
 def _begin_exit_report(code: int) -> None:
     sys.stdout.flush()
-    if local.RANK in os.environ:
+    if local.RANK in os.environ and local.TERMINAL not in os.environ:
         print(f"{local.EXIT_REPORT}{code}", file=sys.stderr)
 
 
@@ -146,6 +172,8 @@ def _show(error: BaseException) -> None:
     if trace is None and not isinstance(error, SyntaxError):  # which names its place itself
         trace = error.__traceback__
     sys.excepthook(type(error), error.with_traceback(trace), trace)
+    if more := hint(error):
+        print(more, file=sys.stderr)
     sys.stderr.flush()
 
 

@@ -9,12 +9,15 @@ import secrets
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from manyhands.cluster.launchers import addresses
 from manyhands.cluster.launchers.host_identity import host_identity
 from manyhands.cluster.launchers.rank_info import RankInfo
+from manyhands.comm.transports import peer_user
 from manyhands.errors import PeerLost, UsageError
 
 MEETING_TIMEOUT_S = 300.0
@@ -69,10 +72,21 @@ def anonymous_memory() -> int:
 
 
 def open_meeting_place(address: str) -> Any:
-    """A store for the members of the next generation, on a port of its own."""
+    """A store for the members of the next generation, on a port of its own, which only this address has."""
+    listener = addresses.listen(address)  # PyTorch would listen at all addresses of this host
     return dist.TCPStore(
-        address, 0, is_master=True, timeout=timedelta(seconds=REGROUPING_S), wait_for_workers=False
+        address,
+        listener.getsockname()[1],
+        is_master=True,
+        timeout=timedelta(seconds=REGROUPING_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
+
+
+def store_in_memory(pid: int, fd: int) -> Any:
+    """A store in anonymous memory of that process, for processes of one user on one host; it opens no port."""
+    return dist.FileStore(f"/proc/{pid}/fd/{fd}")
 
 
 def _meeting_place(rank_info: RankInfo, timeout_s: float = MEETING_TIMEOUT_S) -> Any:
@@ -81,6 +95,7 @@ def _meeting_place(rank_info: RankInfo, timeout_s: float = MEETING_TIMEOUT_S) ->
             f"{rank_info.name} was not told where workers meet; start all workers with one launcher"
         )
     address, _, port = rank_info.store.rpartition(":")
+    held = addresses.take_over(int(port)) if rank_info.serves else None
     try:
         return dist.TCPStore(
             address,
@@ -89,6 +104,7 @@ def _meeting_place(rank_info: RankInfo, timeout_s: float = MEETING_TIMEOUT_S) ->
             is_master=rank_info.serves,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
+            master_listen_fd=held.detach() if held else None,
         )
     except (RuntimeError, dist.DistError) as error:
         if rank_info.hosts:
@@ -131,8 +147,7 @@ def _open_memory(address: str) -> int | None:
     """The peer's memory through /proc, if that pid is here, may be opened, and holds the secret."""
     pid, fd, secret = address.split()
     try:
-        # In another container the same numbers may be anything: do not wait for it, do not take it as a terminal.
-        found = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        found = peer_user.opened(Path(f"/proc/{pid}/fd/{fd}"), os.O_RDWR)
     except OSError:
         return None
     try:

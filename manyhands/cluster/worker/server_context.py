@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.rendezvous import find_neighbours
@@ -25,6 +26,7 @@ class ServerContext:
     ) -> None:
         self.rank_info = rank_info
         self.follows = follows
+        self.serving: Any = None  # the sessions of this process, which only the servers know
         self.rank = rank_info.rank
         self.check = check
         self._connections = connections or Connections()
@@ -36,6 +38,10 @@ class ServerContext:
             self.neighbours = find_neighbours(rank_info)
         self.arena = Arena(self.neighbours.memory_fd)
         self._is_closed = False
+
+    def abandon(self) -> None:
+        """Leave the memory as it is: a thread uses it, and it goes with the process."""
+        self._is_closed = True
 
     def close(self) -> None:
         if not self._is_closed:

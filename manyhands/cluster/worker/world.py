@@ -1,6 +1,7 @@
 """All workers of a run: which of them share a host, and how they meet."""
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,16 @@ import torch.distributed as dist
 from manyhands.cluster.launchers.addresses import address_towards
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.cluster.launchers.rank_info import RankInfo
-from manyhands.cluster.worker.rendezvous import REGROUPING_S, find_neighbours
+from manyhands.cluster.worker.rendezvous import (
+    REGROUPING_S,
+    anonymous_memory,
+    find_neighbours,
+    store_in_memory,
+)
 from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.comm.between import BetweenHosts, lane_count
 from manyhands.comm.comm import Comm
+from manyhands.comm.row_table import RowTable
 from manyhands.comm.scheduled import ScheduledComm
 from manyhands.comm.shared import SharedComm
 from manyhands.comm.transports.c10d import C10dTransport
@@ -29,11 +36,10 @@ GENERATION_BYTES = 1 << 47  # of a host's memory, which is sparse: what generati
 
 
 class World:
-    """Worker `rank` of `size`, on one of `hosts` (each a tuple of ranks), for one generation.
+    """All workers of a generation, as one of them sees them: it is worker `rank` of `size`, on one of `hosts` (each a
+    tuple of ranks), and `rank_info.launcher` has started it."""
 
-    `check` is called now and then while this worker waits for others of its host, and may raise. Waiting for other
-    hosts ends when the `connections` are cut. `store` is the meeting place, if this worker has opened it already.
-    """
+    _store_fd: int | None = None  # of a store that this world has made
 
     def __init__(
         self,
@@ -42,6 +48,8 @@ class World:
         connections: Connections | None = None,
         store: Any = None,
     ) -> None:
+        """`check` is called now and then while this worker waits for others of its host, and may raise. Waiting for
+        other hosts ends when the `connections` are cut. `store` is the meeting place, if this worker has opened it."""
         self.rank_info = rank_info
         self.rank = rank_info.rank
         self.size = rank_info.workers
@@ -52,6 +60,8 @@ class World:
         self._remote_group: Any = None
         self._owns_group = False
         self.divisions: dict[tuple[tuple[int, ...], ...], World] = {}  # by their groups (`division.py`)
+        self.twins: dict[int, World] = {}  # of sessions after the first (`twin.py`)
+        self.siblings: Any = None  # the sessions themselves, which only the engine knows
         self._connections = connections or Connections()
         with (
             self._connections.drawing(*port_of(rank_info.store))
@@ -111,6 +121,11 @@ class World:
         """Messages to workers of other hosts alone: each worker makes it when it needs it, without the others."""
         return C10dTransport(self._remote_group, tag=number, names=self.members)
 
+    def row_table(self, width: int) -> RowTable:
+        """Rows of so many numbers that some workers show each other in a step; all must ask, in the same order."""
+        remote = self._remote(CHANNELS + 1) if self._remote_group is not None else None
+        return RowTable(self.host, self.hosts, self.rank, width, remote)
+
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
         network = self.network()
@@ -150,14 +165,9 @@ class World:
     def network(self) -> Network:
         """How this worker reaches the others, from the address that leads to the meeting place."""
         if self._store is None:
-            # One host: no other host can listen in.
-            store = (
-                dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-                if self.rank == 0
-                else None
-            )
-            port = int(self.exchange([float(store.port if store else 0)])[0][0])
-            self._store = store or dist.TCPStore("127.0.0.1", port, is_master=False)
+            memory = self._store_fd = anonymous_memory()  # one host: that of its first worker serves
+            pid, fd = map(int, self.exchange([os.getpid(), memory])[0])
+            self._store = store_in_memory(pid, fd)
         towards = self.rank_info.store.rpartition(":")[0] if self.rank_info.store else "127.0.0.1"
         return Network(
             store=self._store,
@@ -167,13 +177,19 @@ class World:
         )
 
     def close(self) -> None:
-        for division in self.divisions.values():
-            division.close()
+        for part in (*self.twins.values(), *self.divisions.values()):
+            part.close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._between = self._transport = self._remote_group = None
         self._connections.release()
+        self._close_store()
         self.host.close()
+
+    def _close_store(self) -> None:
+        if self._store_fd is not None:
+            os.close(self._store_fd)
+            self._store = self._store_fd = None
 
 
 def join() -> World | ServerContext:

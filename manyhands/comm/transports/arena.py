@@ -8,16 +8,19 @@ import contextlib
 import ctypes
 import mmap
 import os
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from manyhands.comm.transports.free_memory import available_bytes
 from manyhands.errors import MemoryShort
 
 PAGE = mmap.PAGESIZE
+_MAP_FIXED = 0x10
 _libc = ctypes.CDLL(None)
-RESERVE = 0.05  # of the host's memory: what the operating system and the page cache should keep
+_map = _libc.mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 
 
 class Arena:
@@ -67,6 +70,21 @@ class Arena:
         """Return the memory of a range to the kernel; a process that still reads it sees zeros."""
         give_back(self.fd, start, stop)
 
+    def keep_values(self, vector: Tensor) -> None:
+        """From now on the pages of a vector are this process's own, at the same address: what still shows some of it,
+        as a `state_dict` that the script has taken, keeps its values when the range is given back."""
+        start = vector.data_ptr() // PAGE * PAGE
+        stop = -(-(vector.data_ptr() + vector.numel() * vector.element_size()) // PAGE) * PAGE
+        regions = [one for one in self._maps if _address(one) <= start and stop <= _address(one) + len(one)]
+        if not regions or not vector.numel():
+            return
+        values = ctypes.string_at(start, stop - start)
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        place = _map(start, stop - start, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
+        if place == start:
+            ctypes.memmove(start, values, stop - start)
+            self._maps.remove(regions[0])  # it goes with the last tensor that shows some of it
+
     def close(self) -> None:
         for region in self._maps:
             with contextlib.suppress(
@@ -74,6 +92,10 @@ class Arena:
             ):  # a tensor still lives in it; the memory goes with that tensor
                 region.close()
         os.close(self.fd)
+
+
+def _address(region: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(region))
 
 
 def give_back(fd: int, start: int, stop: int) -> None:
@@ -84,21 +106,6 @@ def give_back(fd: int, start: int, stop: int) -> None:
     _libc.fallocate(fd, 3, ctypes.c_int64(start), ctypes.c_int64(stop - start))
 
 
-def available_bytes() -> int:
-    """What can still be allocated here: the smaller of the host's and the container's free memory."""
-    free = int(_field("/proc/meminfo", "MemAvailable:")) * 1024
-    total = int(_field("/proc/meminfo", "MemTotal:")) * 1024
-    limit = _number("/sys/fs/cgroup/memory.max")
-    if limit is not None:
-        total = min(total, limit)
-        # The page cache counts as used there, but the kernel gives it up when asked.
-        cache = sum(
-            int(_field("/sys/fs/cgroup/memory.stat", f"{kind}_file ")) for kind in ("active", "inactive")
-        )
-        free = min(free, limit - (_number("/sys/fs/cgroup/memory.current") or 0) + cache)
-    return max(0, free - int(RESERVE * total))
-
-
 def require_memory(needed: int, what: str) -> None:
     """Refuse before training starts rather than be killed in the middle of it."""
     free = available_bytes()
@@ -107,20 +114,3 @@ def require_memory(needed: int, what: str) -> None:
             f"{what} need {needed / 1e9:.2f} GB on this host and {free / 1e9:.2f} GB are free; "
             "use fewer workers, a smaller model or an optimizer with less state"
         )
-
-
-def _field(path: str, name: str) -> str:
-    if not Path(path).exists():
-        return "0"
-    for line in Path(path).read_text().splitlines():
-        if line.startswith(name):
-            return line.split()[1]
-    return "0"
-
-
-def _number(path: str) -> int | None:
-    try:
-        text = Path(path).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

@@ -9,7 +9,7 @@ import ctypes
 import mmap
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from manyhands.errors import PeerLost, UsageError
 
@@ -32,7 +32,7 @@ def refuse_several(workers: int) -> None:
     if workers > 1 and platform.machine() not in _IN_ORDER:
         raise UsageError(
             f"{workers} workers on one host rely on the memory ordering of x86-64, and this is "
-            f"{platform.machine()}; use 1 worker per host here"
+            f"{platform.machine()}; use 1 worker per host here (--workers 1), whose threads use all cores"
         )
 
 
@@ -137,3 +137,23 @@ class StepCounter:
         """Until all others have come as far."""
         for peer in self._peers:
             self._counters.wait(peer, value)
+
+
+class CounterTable:
+    """Several growing numbers per worker of the host, of which a worker may publish the first few."""
+
+    def __init__(self, counters: Counters, index: int, size: int, columns: int) -> None:
+        self._counters = counters
+        self._start = index * columns
+        self._rows = [range(row * columns, (row + 1) * columns) for row in range(size)]
+
+    def publish(self, values: Sequence[int]) -> None:
+        for column, value in enumerate(values):
+            self._counters.publish(self._start + column, value)
+
+    def put(self, column: int, value: int) -> None:
+        self._counters.publish(self._start + column, value)
+
+    def values(self) -> list[list[int]]:
+        """How far every worker has come, this one included."""
+        return [[self._counters.read(place) for place in row] for row in self._rows]

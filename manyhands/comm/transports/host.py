@@ -19,11 +19,11 @@ from torch import Tensor
 from manyhands import telemetry
 from manyhands.comm.transports import slots
 from manyhands.comm.transports.arena import Arena
-from manyhands.comm.transports.counters import Counters, StepCounter, refuse_several
+from manyhands.comm.transports.counters import Counters, CounterTable, StepCounter, refuse_several
 from manyhands.comm.transports.slots import Slots
 from manyhands.errors import PeerLost
 
-ROW = 64  # numbers one worker can put into an exchange
+ROW = 128  # numbers one worker can put into an exchange
 _ENDING_S = 1.0  # for a worker that has finished and is about to exit
 
 
@@ -139,6 +139,10 @@ class Host:
     def progress(self) -> StepCounter:
         """A new set of counters, one per worker, for publishing how far each has come."""
         return StepCounter(self.counters(self.size), self.index, self.size)
+
+    def table(self, columns: int) -> CounterTable:
+        """As above, with several counters for each worker."""
+        return CounterTable(self.counters(self.size * columns), self.index, self.size, columns)
 
     def close(self) -> None:
         for pidfd in self._pids:

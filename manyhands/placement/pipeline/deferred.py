@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from manyhands.errors import UsageError
+
 Key = tuple[int, int]  # chunk and microbatch
 Later = Callable[[], None]
 
@@ -47,14 +49,15 @@ class _GradientMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.linear and _is_trained(args[1]):
+        if func is F.linear and _waits(*args[1:3], *kwargs.values()):
             weight, bias = args[1], args[2] if len(args) > 2 else kwargs.get("bias")
             return _Layer.apply(args[0], weight, bias, self._todo, _linear, ())  # type: ignore[no-untyped-call]
         if (
             func is F.conv2d
             and not kwargs
             and len(args) == 7
-            and _is_trained(args[1])
+            and args[0].dim() == 4
+            and _waits(*args[1:3])
             and isinstance(args[4], tuple)
         ):
             inputs, weight, bias, *settings = args
@@ -62,8 +65,17 @@ class _GradientMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _is_trained(weight: Tensor) -> bool:
-    return isinstance(weight, torch.nn.Parameter) and weight.requires_grad
+def _waits(weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether autograd would do no more with the gradients than add them up, as they are."""
+    if not _is_plain(weight) or not weight.requires_grad or torch.is_autocast_enabled(weight.device.type):
+        return False
+    return bias is None or not bias.requires_grad or _is_plain(bias)
+
+
+def _is_plain(param: Tensor) -> bool:
+    if not isinstance(param, torch.nn.Parameter) or param._backward_hooks:
+        return False
+    return not getattr(param, "_post_accumulate_grad_hooks", None)
 
 
 class _Layer(torch.autograd.Function):
@@ -86,6 +98,11 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "schedule=zero-bubble divides the backward pass, which cannot give gradients of gradients; "
+                "use schedule=1f1b or gpipe"
+            )
         (inputs,) = ctx.saved_tensors
         gradient, kind, weight, bias, settings = gradients[0], ctx.kind, ctx.weight, ctx.bias, ctx.settings
 
@@ -110,11 +127,15 @@ class _linear:
 
     @staticmethod
     def of_weight(inputs: Tensor, weight: Tensor, gradient: Tensor, settings: Any) -> Tensor:
-        return gradient.flatten(0, -2).t() @ inputs.flatten(0, -2)
+        return _rows(gradient).t() @ _rows(inputs)
 
     @staticmethod
     def of_bias(gradient: Tensor) -> Tensor:
-        return gradient.flatten(0, -2).sum(0)
+        return _rows(gradient).sum(0)
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.reshape(-1, values.shape[-1])
 
 
 class _convolution:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 
 def microbatches(batch: Any, samples: int, count: int) -> list[tuple[Any, int]]:
@@ -14,11 +15,18 @@ def microbatches(batch: Any, samples: int, count: int) -> list[tuple[Any, int]]:
     return [(_part(batch, start, stop, samples), stop - start) for start, stop in itertools.pairwise(edges)]
 
 
+def copied(batch: Any) -> Any:
+    """The batch with tensors of its own, which code may change."""
+    return tree_map_only(Tensor, Tensor.clone, batch)
+
+
 def _part(batch: Any, start: int, stop: int, samples: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[start:stop] if batch.dim() and len(batch) == samples else batch
     if isinstance(batch, Mapping):
         return {key: _part(value, start, stop, samples) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_part(value, start, stop, samples) for value in batch))
     if isinstance(batch, tuple):
         return tuple(_part(value, start, stop, samples) for value in batch)
     if isinstance(batch, list):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from manyhands.placement.model_parallel import ModelParallelPart
-    from manyhands.placement.pipeline.cutting import Cuts
+    from manyhands.placement.pipeline.stage_plan import StageDivision
     from manyhands.placement.process_groups import ProcessGroups
     from manyhands.replica.part import Loss
 
@@ -54,10 +54,14 @@ class Pipeline(Placement):
         """Stages of each worker."""
         return self.chunks if self.schedule == "interleaved" else 1
 
+    @property
+    def by_batch(self) -> bool:
+        return True
+
     def mesh(self, workers: int) -> Mesh:
         return form(workers, stages=self.stages)
 
-    def cuts(self, model: Any, loss: "Loss", groups: "ProcessGroups", example: Any) -> "Cuts":
+    def divide(self, model: Any, loss: "Loss", groups: "ProcessGroups", example: Any) -> "StageDivision":
         """Where the model is cut, the same on all workers."""
         from manyhands.placement.pipeline.cutting import cut
 
@@ -76,5 +80,5 @@ class Pipeline(Placement):
     ) -> "ModelParallelPart":
         from manyhands.placement.pipeline.stages import Stages
 
-        cuts = self.cuts(model, loss, groups, example)
-        return Stages(model, loss, groups, cuts, schedule=self.schedule, micros=self.microbatches)
+        division = self.divide(model, loss, groups, example)
+        return Stages(model, loss, groups, division, schedule=self.schedule, micros=self.microbatches)

@@ -1,24 +1,25 @@
 """The stages of one worker: microbatches come in, are computed and passed on, as the schedule says."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from manyhands import telemetry
 from manyhands.placement.model_parallel import ModelParallelPart, Sliced
-from manyhands.placement.pipeline.cutting import Cuts
 from manyhands.placement.pipeline.deferred import Deferred
-from manyhands.placement.pipeline.graph import Values, enter
-from manyhands.placement.pipeline.loss_adapter import answered, called_with
+from manyhands.placement.pipeline.loans import Loans
 from manyhands.placement.pipeline.microbatches import microbatches
 from manyhands.placement.pipeline.stage_channel import Message, StageChannel
+from manyhands.placement.pipeline.stage_graph import Received, StageGraph, forward
+from manyhands.placement.pipeline.stage_plan import EVERYWHERE, StageDivision, StagePlan, kind_of
 from manyhands.placement.pipeline.timetable import BACKWARD, FORWARD, SCHEDULES, table
 from manyhands.placement.process_groups import ProcessGroups
 from manyhands.replica.part import Loss, Passing, Share
+from manyhands.replica.returned import detached, loss_in, number_in
 
 ACTIVATIONS, GRADIENTS, LOSS = range(3)  # kinds of messages
 
@@ -31,30 +32,23 @@ class Stages(ModelParallelPart):
         model: nn.Module,
         loss: Loss,
         groups: ProcessGroups,
-        cuts: Cuts,
+        division: StageDivision,
         *,
         schedule: str,
         micros: int,
         sliced: Sliced | None = None,
     ) -> None:
         mesh, position = groups.mesh, groups.position
-        self._row = cuts.row
-        self.division = cuts.edges
+        self.division = division.encoded()
         self._schedule, self._micros = schedule, micros
         self._workers, self._stage = mesh.stages, position.stage
-        self._chunks = cuts.stages // mesh.stages
-        self._last = cuts.stages - 1
-        self._spans = _spans(cuts, groups)
-        self._ins = [[node.name for node in cuts.row.live(span.start)] for span in self._spans]
-        self._outs = [[node.name for node in cuts.row.live(span.stop)] for span in self._spans]
-        held = {id(tensor) for span in self._spans for tensor in cuts.row.tensors(span.start, span.stop)}
-        if position.stage == 0:  # what no operation uses is somewhere all the same
-            used = {id(tensor) for tensor in cuts.row.tensors(0, len(cuts.row.nodes))}
-            held |= {
-                id(tensor) for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in used
-            }
-        held -= sliced.elsewhere if sliced else set()
+        self._chunks = division.stages // mesh.stages
+        self._last = division.stages - 1
+        self._plan = StagePlan(model, division)
+        own = range(position.stage, division.stages, mesh.stages)
+        held = self._plan.of_stages(own) - (sliced.elsewhere if sliced else set())
         super().__init__(model, loss, groups, held=held, sliced=sliced)
+        self.presence.attach([self._plan])
         self._meet()
 
     def move(self, groups: ProcessGroups) -> None:
@@ -65,18 +59,23 @@ class Stages(ModelParallelPart):
         """Whatever was on its way before is not any more."""
         self._channel = StageChannel(self.groups.model_parallel)
         self._deferred = Deferred() if SCHEDULES[self._schedule].divided else None
+        self._loans = Loans(
+            self._plan, self.presence, self._channel, self._workers, self._stage, self._member
+        )
 
     @staticmethod
-    def modules(cuts: Cuts, groups: ProcessGroups) -> list[nn.Module]:
+    def modules(model: nn.Module, division: StageDivision, groups: ProcessGroups) -> list[nn.Module]:
         """The modules of this worker's stages, and those inside them."""
         found: dict[int, nn.Module] = {}
-        for span in _spans(cuts, groups):
-            for index in span:
-                node = cuts.row.nodes[index]
-                if node.op == "call_module":
-                    inside = cuts.row.model.get_submodule(str(node.target)).modules()
-                    found |= {id(module): module for module in inside}
+        for module, stage in zip(model.modules(), division.units, strict=True):
+            if stage != EVERYWHERE and stage % groups.mesh.stages == groups.position.stage:
+                found |= {id(each): each for each in module.modules()}
         return list(found.values())
+
+    def counts(self, name: str) -> bool:
+        """The first stage speaks for what all have."""
+        everywhere = self._plan.stage_of.get(self._ids[name], EVERYWHERE) == EVERYWHERE
+        return super().counts(name) and (self._stage == 0 or not everywhere)
 
     def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
         micros = [
@@ -85,17 +84,41 @@ class Stages(ModelParallelPart):
             for micro, count in microbatches(batch, samples, self._micros)
         ]
         run = _Run(self, micros, share.total, passing)
-        for action in table(self._schedule, self._workers, self._chunks, len(micros))[self._stage]:
-            run.take(action.kind, action.chunk, action.micro)
+        watch, self.watch = self.watch, None
+        if watch:
+            watch.begin()
+        with self.presence.passing(), self._own_numbers():
+            if micros:
+                self._loans.lend()
+            for action in table(self._schedule, self._workers, self._chunks, len(micros))[self._stage]:
+                run.take(action.kind, action.chunk, action.micro)
+            if micros:
+                self._loans.settle()
+        if watch:
+            watch.end()
         return self._everywhere(run.loss), sum(count for _, count, _ in micros)
 
     def evaluate(self, measure: Loss, batch: Any, samples: int) -> float:
         micros = [(micro, count, samples) for micro, count in microbatches(batch, samples, self._micros)]
         run = _Run(self, micros, lambda: float(samples), lambda is_last: nullcontext(), measure)
-        for chunk in range(self._chunks):
-            for micro in range(len(micros)):
-                run.take(FORWARD, chunk, micro)
+        with self.presence.passing(), self._own_numbers():
+            self._loans.lend()
+            for chunk in range(self._chunks):
+                for micro in range(len(micros)):
+                    run.take(FORWARD, chunk, micro)
+            self._loans.give_back()
         return self._everywhere(run.loss) / samples
+
+    @contextmanager
+    def _own_numbers(self) -> Iterator[None]:
+        """Each stage draws from a stream of its own; afterwards the workers of a replica go on alike with theirs."""
+        seed = int(torch.randint(1 << 62, ()))
+        state = torch.get_rng_state()
+        torch.manual_seed(seed + self._stage)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
 
     def _everywhere(self, loss: float) -> float:
         """The loss that the last stage knows; it has finished before the others have."""
@@ -105,19 +128,13 @@ class Stages(ModelParallelPart):
             for stage in range(source):
                 self._channel.send(self._member(stage), (LOSS, 0, 0), [(number, False)])
         else:
-            number = self._channel.receive(self._member(source), (LOSS, 0, 0))[0][0]
+            ((number, _),), _ = self._channel.receive(self._member(source), (LOSS, 0, 0))
         self._channel.flush()
         return float(number)
 
     def _member(self, stage: int) -> int:
         """The worker of another stage that has the same way: its rank among the replica's workers."""
         return (stage % self._workers) * self.groups.mesh.ways + self.groups.position.way
-
-
-def _spans(cuts: Cuts, groups: ProcessGroups) -> list[range]:
-    """The operations of this worker's stages."""
-    workers = groups.mesh.stages
-    return [cuts.span(stage) for stage in range(groups.position.stage, cuts.stages, workers)]
 
 
 class _Run:
@@ -137,7 +154,8 @@ class _Run:
         self._total = total
         self._passing = passing
         self._measure = measure or part.loss
-        self._graphs: dict[tuple[int, int], tuple[list[Tensor], list[Any], int]] = {}
+        self._graphs: dict[tuple[int, int], StageGraph] = {}
+        self._mode = part._plan.mode(self._measure)
         self._left: defaultdict[int, int] = defaultdict(lambda: len(micros))
         self._divided = part._deferred if measure is None else None
 
@@ -153,61 +171,41 @@ class _Run:
     def _forward(self, chunk: int, micro: int) -> None:
         part = self._part
         stage = chunk * part._workers + part._stage
-        batch, _, _ = self._micros[micro]
-        values, box, wanted = self._inputs(stage, chunk, micro)
-        with telemetry.timed("compute"):
-            if self._divided:
-                with self._divided.collecting((chunk, micro)):
-                    self._compute(chunk, values)
-            else:
-                self._compute(chunk, values)
-            if stage == part._last:
-                loss = answered(self._measure, batch, part._row.result(values))
-                self.loss += loss.item() * self._micros[micro][1]
-                self._graphs[chunk, micro] = ([loss], box, wanted)
-                return
-        outs = [(values[name], values[name].requires_grad) for name in part._outs[chunk]]
-        part._channel.send(part._member(stage + 1), (ACTIVATIONS, stage + 1, micro), outs)
-        self._graphs[chunk, micro] = ([value for value, needs in outs if needs], box, wanted)
-
-    def _compute(self, chunk: int, values: Values) -> None:
-        row = self._part._row
-        for index in self._part._spans[chunk]:
-            values[row.nodes[index].name] = row.run(index, values)
-
-    def _inputs(self, stage: int, chunk: int, micro: int) -> tuple[Values, list[Any], int]:
-        """What the stage begins with, where gradients for the stage before will be, and how many it wants."""
-        part = self._part
-        if stage == 0:
-            args, kwargs = called_with(self._measure, self._micros[micro][0])
-            return part._row.bind(args, kwargs), [], 0
-        message = part._channel.receive(part._member(stage - 1), (ACTIVATIONS, stage, micro))
-        wanted = [tensor for tensor, needs in message if needs] if torch.is_grad_enabled() else []
-        entered, box = enter(wanted)
-        gates = iter(entered)
-        values = {
-            name: next(gates) if needs and wanted else tensor
-            for name, (tensor, needs) in zip(part._ins[chunk], message, strict=True)
-        }
-        return values, box, len(wanted)
+        batch, count, _ = self._micros[micro]
+        received = None
+        if stage:
+            message, notes = part._channel.receive(part._member(stage - 1), (ACTIVATIONS, stage, micro))
+            received = Received(notes[0], notes[1:], message)
+            del message  # the stage's own code is to be the only holder of what it gets
+        collecting = self._divided.collecting((chunk, micro)) if self._divided else nullcontext()
+        with telemetry.timed("compute"), collecting:
+            graph = forward(part._plan, stage, received, kind_of(self._mode, batch), self._measure, batch)
+        if torch.is_grad_enabled():
+            self._graphs[chunk, micro] = graph
+        if stage == part._last:
+            self.loss += number_in(detached(graph.result)) * count
+        elif graph.sent:
+            outs = [(value, value.requires_grad) for _, value in graph.sent.values]
+            notes = [graph.sent.digest, *(number for number, _ in graph.sent.values)]
+            part._channel.send(part._member(stage + 1), (ACTIVATIONS, stage + 1, micro), outs, notes)
 
     def _backward(self, chunk: int, micro: int) -> None:
         part = self._part
         stage = chunk * part._workers + part._stage
-        outputs, box, wanted = self._graphs.pop((chunk, micro))
+        graph = self._graphs.pop((chunk, micro))
         self._left[chunk] -= 1
         if stage == part._last:
             _, count, _ = self._micros[micro]
+            outputs = [loss_in(graph.result)]
             weights = [torch.full_like(outputs[0], count / self._total())]
-        else:
-            message = (
-                part._channel.receive(part._member(stage + 1), (GRADIENTS, stage, micro)) if outputs else []
-            )
+        elif outputs := graph.outputs:
+            message, _ = part._channel.receive(part._member(stage + 1), (GRADIENTS, stage, micro))
             weights = [tensor for tensor, _ in message]
         with telemetry.timed("compute"):
             if outputs:
-                with self._passing(self._left[chunk] == 0 and not self._divided):
+                is_last = self._left[chunk] == 0 and not self._divided and not part._loans.are_due
+                with self._passing(is_last):
                     torch.autograd.backward(outputs, weights)
-        if wanted:
-            gradients: Message = [(gradient, False) for gradient in box]
+        if graph.likes:
+            gradients: Message = [(gradient, False) for gradient in graph.gradients()]
             part._channel.send(part._member(stage - 1), (GRADIENTS, stage - 1, micro), gradients)

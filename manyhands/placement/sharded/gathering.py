@@ -4,14 +4,16 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.comm.comm import Comm, bits
+from manyhands.placement.absent import Lack
 from manyhands.replica.state.slice_of import TensorSlice
 
 
 class Gathered:
     """The user's parameter, whose memory comes and goes, and the shard of it that stays here."""
 
-    def __init__(self, param: nn.Parameter, comm: Comm) -> None:
+    def __init__(self, param: nn.Parameter, comm: Comm, lack: Lack) -> None:
         self.param = param
+        self.lack = lack
         self.comm = comm
         count = param.numel()
         length = -(-count // comm.size)
@@ -21,24 +23,37 @@ class Gathered:
         )
         self.shard = nn.Parameter(self.piece.of(param.detach()).clone(), requires_grad=param.requires_grad)
         self._bytes = param.nbytes
-        self.is_whole = True
+        self.is_whole = self._is_bound = True
         # A storage of its own, to which views that autograd keeps lead as well: they see it come back.
-        param.data = param.data.clone(memory_format=torch.contiguous_format)
+        param.data = self._own = param.data.clone(memory_format=torch.contiguous_format)
         self.give_up()
 
     def give_up(self) -> None:
         if self.is_whole:
-            self.param.untyped_storage().resize_(0)
+            self._own.untyped_storage().resize_(0)
             self.is_whole = False
+            self.lack.leave()
 
     def fetch(self) -> None:
         """The shards of all workers, put together; the other workers of the replica do the same, or lend theirs."""
         if self.is_whole:
             self.lend()
             return
-        self.param.untyped_storage().resize_(self._bytes)
-        self._put_together(self.param.data.view(-1))  # not detached: autograd would see it change
+        self._own.untyped_storage().resize_(self._bytes)
+        self._put_together(self._own.view(-1))  # not the parameter itself: autograd would see it change
         self.is_whole = True
+        self.lack.come()
+        if not self._is_bound:
+            self._is_bound = True
+            self.param.data = self._own
+
+    def rest(self) -> None:
+        """Between steps even code that does not ask the parameter's class finds no memory that is gone."""
+        self.give_up()
+        if self._is_bound:
+            self._is_bound = False
+            with torch._C.DisableTorchFunctionSubclass():
+                self.param.data = self.lack.stand_in
 
     def lend(self) -> None:
         """What others need of it, without a use of one's own."""

@@ -5,21 +5,28 @@ wants; all do what the first worker with a wish has said, and the others say the
 the same, as they do in most models, that is one small exchange of numbers before each exchange.
 """
 
+import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from manyhands.cluster.worker.heap import give_freed_memory_back
 from manyhands.comm.comm import Comm
+from manyhands.errors import UsageError
+from manyhands.placement.absent import Lack
 from manyhands.placement.model_parallel import ModelParallelPart
 from manyhands.placement.process_groups import ProcessGroups
 from manyhands.placement.sharded.gathering import Gathered
 from manyhands.replica.parameters import trained
 from manyhands.replica.part import Loss, Passing, Share
+from manyhands.replica.state import buffers
 from manyhands.replica.state.slice_of import TensorSlice
 
 WHOLE = (nn.MultiheadAttention,)  # uses the parameters of the modules inside it without calling them
@@ -33,6 +40,7 @@ class Shards(ModelParallelPart):
 
     hooked = False
     frugal = True
+    gives_up_writes = True
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, loss: Loss, groups: ProcessGroups) -> None:
         everything = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
@@ -40,7 +48,12 @@ class Shards(ModelParallelPart):
         give_freed_memory_back()  # what follows comes from the kernel and goes back to it
         self._comm = _comm(groups)
         self._names, params = trained(model, optimizer)
-        self._gathered = {id(param): Gathered(param, self._comm) for param in params}
+        _refuse_writers(model)
+        self._gathered = {}
+        for name, param in zip(self._names, params, strict=True):
+            lack = Lack(param, name, self)
+            self.presence.add(lack, comes=False)
+            self._gathered[id(param)] = Gathered(param, self._comm, lack)
         self._in_order = [self._gathered[id(param)] for param in params]
         self._place = {id(param): len(params) - 1 - number for number, param in enumerate(params)}
         self._deliver: Callable[[int, Tensor], None] = lambda index, gradient: None
@@ -49,9 +62,13 @@ class Shards(ModelParallelPart):
         self._is_last = False
         for module in model.modules():
             self._watch(module)
-        self._hooks += [
-            gathered.param.register_post_accumulate_grad_hook(self._arrive) for gathered in self._in_order
-        ]
+        self._singly = {id(param): self._layer([self._gathered[id(param)]]) for param in params}
+        self.presence.watch(model)
+        self.presence.on_end = self._end_use
+        # The garbage collector does not see what a tensor's hooks hold.
+        own = weakref.proxy(self)
+        for gathered in self._in_order:
+            self.presence.hook(partial(_on_gradient, gathered.param, lambda param: own._arrive(param)))
         give_freed_memory_back()  # the whole model was here
 
     def move(self, groups: ProcessGroups) -> None:
@@ -66,12 +83,32 @@ class Shards(ModelParallelPart):
         params = module.parameters() if isinstance(module, WHOLE) else module.parameters(recurse=False)
         needed = [self._gathered[id(param)] for param in params if id(param) in self._gathered]
         if needed:
-            number = len(self._layers)
-            self._layers.append(needed)
-            self._hooks += [
-                module.register_forward_pre_hook(lambda module, args: self._fetch(number)),
-                module.register_forward_hook(partial(self._leave, number)),
-            ]
+            number = self._layer(needed)
+            self.presence.hook(
+                lambda: module.register_forward_pre_hook(lambda module, args: self._fetch(number))
+            )
+            self.presence.hook(lambda: module.register_forward_hook(partial(self._leave, number)))
+            self.presence.watch(module)
+
+    def _layer(self, needed: list[Gathered]) -> int:
+        """The number under which workers ask for these parameters."""
+        self._layers.append(needed)
+        return len(self._layers) - 1
+
+    def rest(self) -> None:
+        super().rest()
+        for gathered in self._in_order:
+            gathered.rest()
+
+    def opened(self, values: dict[str, Tensor]) -> AbstractContextManager[None]:
+        self.rest()
+        return super().opened(values)
+
+    def _end_use(self) -> None:
+        """The script has called the model outside of a step; other workers may still compute."""
+        self._give_up_all()
+        self._take_part(NOTHING)
+        self.rest()
 
     # What is here
 
@@ -87,10 +124,12 @@ class Shards(ModelParallelPart):
 
     def tensors(self) -> dict[str, Tensor]:
         values = self.model.state_dict(keep_vars=True)
-        return {
-            name: (self._gathered[id(value)].shard if id(value) in self._gathered else value).detach()
-            for name, value in values.items()
-        }
+        return buffers.to_saved(
+            {
+                name: (self._gathered[id(value)].shard if id(value) in self._gathered else value).detach()
+                for name, value in values.items()
+            }
+        )
 
     def _piece_of(self, name: str) -> TensorSlice:
         gathered = self._gathered.get(self._ids[name])
@@ -103,11 +142,16 @@ class Shards(ModelParallelPart):
 
     def backward(self, share: Share, passing: Passing) -> tuple[float, int]:
         """A worker with fewer batches takes part in the others' exchanges."""
+        with self.presence.passing():
+            return self._backward(share, passing)
+
+    def _backward(self, share: Share, passing: Passing) -> tuple[float, int]:
         parts = list(share.parts)
         value = 0.0
         for number, part in enumerate(parts, start=1):
             self._is_last = number == len(parts)
-            value += super().backward(Share(parts=[part], samples=part[1], total=share.total), passing)[0]
+            one = replace(share, parts=[part], samples=part[1])
+            value += super().backward(one, passing)[0]
             self._give_up_all()
         self._take_part(NOTHING)
         for index in sorted(self._added):
@@ -157,6 +201,17 @@ class Shards(ModelParallelPart):
         for gathered in self._layers[number]:
             gathered.give_up()
 
+    def _reaches(self, lack: Lack) -> bool:
+        return True
+
+    def _fetched(self, lack: Lack) -> Tensor:
+        """For what the loss computes with a parameter outside of the module that has it."""
+        gathered = self._gathered[id(lack.tensor)]
+        self._fetch(self._singly[id(lack.tensor)])
+        value = gathered.param.clone()
+        gathered.give_up()
+        return value
+
     def _arrive(self, param: Tensor) -> None:
         gathered = self._gathered[id(param)]
         gradient, param.grad = param.grad, None
@@ -179,6 +234,25 @@ class Shards(ModelParallelPart):
             gathered.give_up()
 
 
+def _on_gradient(param: nn.Parameter, call: Callable[[Tensor], None]) -> Any:
+    """A hook that is there when a frozen parameter thaws, too; PyTorch takes none while it is frozen."""
+    with torch._C.DisableTorchFunctionSubclass():
+        is_trained = param.requires_grad
+        param.requires_grad_(True)
+        handle = param.register_post_accumulate_grad_hook(call)
+        param.requires_grad_(is_trained)
+    return handle
+
+
 def _comm(groups: ProcessGroups) -> Comm:
     """Where all workers have one replica, the world's own comm saves the buffers of another."""
     return groups.world.comm if groups.mesh.replicas == 1 else groups.model_parallel.comm
+
+
+def _refuse_writers(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
+            raise UsageError(
+                f"{name} limits the norm of its rows while it computes (max_norm), and under sharded what a layer "
+                "writes is given up after it; leave max_norm out, or use another placement"
+            )

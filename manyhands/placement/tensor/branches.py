@@ -1,52 +1,64 @@
 """Parallel branches on different workers: each computes some, and their channels are joined."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from manyhands.placement.model_parallel import MemberGroup
+from manyhands.models.blocks import Branches
+from manyhands.placement.model_parallel import MemberGroup, Sliced
+from manyhands.placement.tensor.alterations import is_watched
 from manyhands.placement.tensor.crossing import Copy, Gather
+from manyhands.placement.tensor.divided import DividedPass
+from manyhands.placement.tensor.layer_passes import altered
 
 
-class _Only:
-    """Says which branches run here, until it is removed."""
-
-    def __init__(self, module: Any, names: tuple[str, ...]) -> None:
-        self._module, self._all = module, module.only
-        module.only = names
-
-    def remove(self) -> None:
-        self._module.only = self._all
-
-
-def share_branches(module: Any, members: MemberGroup) -> tuple[set[int], set[int], list[Any]]:
-    """Branches that follow each other go to the same worker: the tensors of its own, those of the others, and hooks."""
-    limits = list[int]()
+def share_branches(module: Branches, sliced: Sliced, names: Mapping[nn.Module, str]) -> None:
+    """Branches that follow each other go to the same worker."""
+    comm = sliced.members.comm
     weights = [sum(p.numel() for p in module.get_submodule(name).parameters()) for name in module.only]
-    start, stop = fair_ranges(weights, members.comm.size)[members.comm.rank]
+    start, stop = fair_ranges(weights, comm.size)[comm.rank]
     own = _ids(module, module.only[start:stop])
-    others = _ids(module, (*module.only[:start], *module.only[stop:]))
+    sliced.alone.update(own)
+    sliced.elsewhere.update(_ids(module, (*module.only[:start], *module.only[stop:])))
+    used = [tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) in own]
+    sliced.passes.append(BranchesPass(module, used, module.only[start:stop], sliced.members, names))
 
-    def copy_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Copy.apply(args[0], members.comm),) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
 
-    def join_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if not limits:  # how many channels the others have is asked once
-            widths = [
-                int(row[0]) for row in members.groups.tensor_parallel.exchange([float(output.shape[1])])
-            ]
-            limits.extend(itertools.accumulate(widths, initial=0))
-        whole: Tensor = Gather.apply(output, 1, limits, members.comm)  # type: ignore[no-untyped-call]
+class BranchesPass(DividedPass):
+    """Some of the branches; how many channels the others have is asked once."""
+
+    module: Branches
+
+    def __init__(
+        self,
+        module: Branches,
+        used: Sequence[Tensor],
+        here: tuple[str, ...],
+        members: MemberGroup,
+        names: Mapping[nn.Module, str],
+    ) -> None:
+        self._here, self._members = here, members
+        self._inside = [(each, names[each]) for each in module.modules() if each is not module]
+        self._limits: list[int] = []
+        super().__init__(module, used)
+
+    def compute(self, images: Tensor) -> Tensor:
+        for each, name in self._inside:
+            if is_watched(each):
+                raise altered(name)
+        everything = self.module.only
+        self.module.only = self._here
+        try:
+            own = Copy.apply(images, self._members.comm) if images.requires_grad else images  # type: ignore[no-untyped-call]
+            output = super().compute(own)
+        finally:
+            self.module.only = everything
+        if not self._limits:
+            rows = self._members.groups.tensor_parallel.exchange([float(output.shape[1])])
+            self._limits = list(itertools.accumulate((int(row[0]) for row in rows), initial=0))
+        whole: Tensor = Gather.apply(output, 1, self._limits, self._members.comm)  # type: ignore[no-untyped-call]
         return whole
-
-    hooks = [
-        _Only(module, module.only[start:stop]),
-        module.register_forward_pre_hook(copy_in),
-        module.register_forward_hook(join_out),
-    ]
-    return own, others, hooks
 
 
 def _ids(module: nn.Module, names: Sequence[str]) -> set[int]:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from manyhands.comm.comm import Comm, bits
+from manyhands.errors import UsageError
+from manyhands.replica.state.slice_of import TensorSlice
 
 
 def edges(length: int, ways: int) -> list[int]:
@@ -34,6 +36,9 @@ def _summed(part: Tensor, comm: Comm) -> Tensor:
     return total
 
 
+# Each backward pass is the forward pass of another one, so that gradients of gradients cross as well.
+
+
 class Copy(torch.autograd.Function):
     """The same value to all; its gradient is the sum of what each makes of it."""
 
@@ -43,8 +48,8 @@ class Copy(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _summed(gradients[0], ctx.comm), None
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return SumAcross.apply(gradients[0], ctx.comm), None  # type: ignore[no-untyped-call]
 
 
 class SumAcross(torch.autograd.Function):
@@ -52,11 +57,12 @@ class SumAcross(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, comm: Comm) -> Tensor:
+        ctx.comm = comm
         return _summed(part, comm)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return Copy.apply(gradients[0], ctx.comm), None  # type: ignore[no-untyped-call]
 
 
 class Gather(torch.autograd.Function):
@@ -64,22 +70,52 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, slice_: Tensor, dim: int, limits: Sequence[int], comm: Comm) -> Tensor:
-        ctx.dim, ctx.limits, ctx.comm = dim, limits, comm
+        ctx.settings = dim, limits, comm
         return _gathered(slice_, dim, limits, comm)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _own(gradients[0], ctx.dim, ctx.limits, ctx.comm), None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _Take.apply(gradients[0], *ctx.settings), None, None, None  # type: ignore[no-untyped-call]
 
 
-class Split(torch.autograd.Function):
+class _Take(torch.autograd.Function):
     """This worker's slice of a value that all have; the gradients of all slices make that of the value."""
 
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, comm: Comm) -> Tensor:
-        ctx.dim, ctx.limits, ctx.comm = dim, edges(whole.shape[dim], comm.size), comm
-        return _own(whole, dim, ctx.limits, comm)
+    def forward(ctx: Any, whole: Tensor, dim: int, limits: Sequence[int], comm: Comm) -> Tensor:
+        ctx.settings = dim, limits, comm
+        return _own(whole, dim, limits, comm)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return _gathered(gradients[0], ctx.dim, ctx.limits, ctx.comm), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return Gather.apply(gradients[0], *ctx.settings), None, None, None  # type: ignore[no-untyped-call]
+
+
+def split(whole: Tensor, dim: int, comm: Comm) -> Tensor:
+    """This worker's slice, of about equal ones."""
+    made: Tensor = _Take.apply(whole, dim, edges(whole.shape[dim], comm.size), comm)  # type: ignore[no-untyped-call]
+    return made
+
+
+class PutTogether(torch.autograd.Function):
+    """All of a tensor, of which each worker has a piece or nothing; each takes its own of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor | None, piece: TensorSlice, comm: Comm, dtype: torch.dtype) -> Tensor:
+        ctx.piece, ctx.is_here = piece, own is not None
+        whole = torch.zeros(piece.shape, dtype=dtype)
+        if own is not None:
+            piece.put(own, whole)
+        comm.sum_(bits(whole.view(-1)))
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        if (
+            torch.is_grad_enabled()
+        ):  # a worker that has nothing of the tensor would not take part in the next pass
+            raise UsageError(
+                "the loss takes gradients of gradients, and uses a parameter that lies in parts on several workers "
+                "outside of its layer; use --placement sharded or none"
+            )
+        return (ctx.piece.of(gradients[0]).clone() if ctx.is_here else None), None, None, None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from manyhands.errors import UsageError
 from manyhands.placement.model_parallel import MemberGroup, Sliced
 from manyhands.placement.tensor.crossing import Copy, Gather, SumAcross, edges
+from manyhands.placement.tensor.divided import DividedPass
 from manyhands.replica.state.slice_of import TensorSlice
 
 # Along which dimension a parameter is cut, and how many tensors it holds one after the other.
@@ -30,6 +31,7 @@ _CUTS = {
 def share_heads(module: nn.MultiheadAttention, ways: int, way: int, sliced: Sliced) -> None:
     """Give every worker as many heads; what is added after the sum stays whole."""
     limits = edges(module.embed_dim, ways)
+    cut: list[Tensor] = []
     for name, param in module.named_parameters():
         if name in _CUTS:
             dim, blocks = _CUTS[name]
@@ -41,23 +43,20 @@ def share_heads(module: nn.MultiheadAttention, ways: int, way: int, sliced: Slic
                 stop=limits[way + 1],
                 blocks=blocks,
             )
-    sliced.hooks.append(_Heads(module, sliced.members))
+            cut.append(param)
+    sliced.passes.append(HeadsPass(module, cut, sliced.members))
 
 
-class _Heads:
-    """Some heads in place of the module's forward pass, until it is removed."""
+class HeadsPass(DividedPass):
+    """Some of the heads."""
 
-    def __init__(self, module: nn.MultiheadAttention, members: MemberGroup) -> None:
-        self._module, self._members = module, members
-        # Layers of PyTorch that would use the parameters without this pass leave modules with hooks alone.
-        self._hook = module.register_forward_pre_hook(lambda module, args: None)
-        module.forward = self.attend  # type: ignore[method-assign]
+    module: nn.MultiheadAttention
 
-    def remove(self) -> None:
-        self._hook.remove()
-        del self._module.__dict__["forward"]
+    def __init__(self, module: nn.MultiheadAttention, used: list[Tensor], members: MemberGroup) -> None:
+        self._members = members
+        super().__init__(module, used)
 
-    def attend(
+    def compute(
         self,
         query: Tensor,
         key: Tensor,
@@ -69,7 +68,7 @@ class _Heads:
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`."""
-        module, comm = self._module, self._members.comm
+        module, comm = self.module, self._members.comm
         if query.is_nested:
             raise UsageError(
                 "attention that is divided by heads takes no nested tensors; make nn.TransformerEncoder with "
@@ -97,7 +96,7 @@ class _Heads:
         part = F.linear(seen.transpose(1, 2).flatten(2), module.out_proj.weight)
         result: Tensor = SumAcross.apply(part, comm)  # type: ignore[no-untyped-call]
         if module.out_proj.bias is not None:
-            result = result + module.out_proj.bias
+            result = result + module.out_proj.bias.to(result.dtype)
         if weights is not None and average_attn_weights:
             weights = SumAcross.apply(weights.sum(1), comm) / module.num_heads  # type: ignore[no-untyped-call]
         elif weights is not None:
@@ -117,7 +116,7 @@ class _Heads:
 
     def _projected(self, inputs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the heads that are here, with what is added to the sequences."""
-        module = self._module
+        module = self.module
         if module.in_proj_weight is not None:
             matrices = module.in_proj_weight.chunk(3)
         else:
@@ -146,9 +145,9 @@ class _Heads:
         if attention is not None:
             mask = _added(attention, dtype)
             if mask.dim() == 3:  # one for each head
-                limits, way = edges(self._module.num_heads, self._members.comm.size), self._members.comm.rank
+                limits, way = edges(self.module.num_heads, self._members.comm.size), self._members.comm.rank
                 mask = mask.unflatten(0, (samples, -1))[:, limits[way] : limits[way + 1]]
-            masks.append(mask)
+            masks.append(mask if mask.dim() == 4 else mask[None, None])
         if padding is not None:
             masks.append(_added(padding, dtype).view(samples, 1, 1, -1))
         if not masks:

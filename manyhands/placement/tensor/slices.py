@@ -1,17 +1,19 @@
-"""Layers in slices: each worker has some features of each, and hooks exchange what the next layer needs."""
+"""Layers in slices: each worker has some features of each, and its passes exchange what the next layer needs."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
+from manyhands.models.blocks import Branches
 from manyhands.placement.model_parallel import MemberGroup, ModelParallelPart, Sliced, draw_alike
 from manyhands.placement.process_groups import ProcessGroups
+from manyhands.placement.tensor.alterations import Alterations
 from manyhands.placement.tensor.branches import share_branches
-from manyhands.placement.tensor.crossing import Copy, Gather, Split, SumAcross, edges
+from manyhands.placement.tensor.crossing import edges
 from manyhands.placement.tensor.heads import share_heads
-from manyhands.placement.tensor.rules import BRANCHES, COLUMNS, Rule, divide
+from manyhands.placement.tensor.layer_passes import ChainPass, ColumnsPass, LayerPass, RowsPass
+from manyhands.placement.tensor.rules import COLUMNS, Rule, divide
 from manyhands.replica.part import Loss
 from manyhands.replica.state.slice_of import TensorSlice
 
@@ -25,21 +27,24 @@ def slice_model(
     """Divide the layers among the tensor-parallel group; parameters that several layers use stay whole."""
     ways, way = groups.mesh.ways, groups.position.way
     tied = _used_twice(model)
-    rules = divide(model, (module for module in modules if not tied & _ids(module)), ways, given)
-    draw_alike(groups)  # before any hook is on the model: a worker may be dead
-    sliced = Sliced(MemberGroup(groups))
+    alterations = Alterations(model, groups)
+    candidates = (module for module in modules if not tied & _ids(module))
+    rules = divide(model, candidates, ways, given, alterations)
+    draw_alike(groups)  # before any pass is replaced: a worker may be dead
+    sliced = Sliced(MemberGroup(groups), alterations)
+    names = {module: name for name, module in model.named_modules()}
+    layers: dict[nn.Module, LayerPass] = {}
     for module, rule in rules.items():
-        if rule.kind == BRANCHES:
-            own, others, hooks = share_branches(module, sliced.members)
-            sliced.alone.update(own)
-            sliced.elsewhere.update(others)
-            sliced.hooks.extend(hooks)
+        if isinstance(module, Branches):
+            share_branches(module, sliced, names)
         elif isinstance(module, nn.MultiheadAttention):
             share_heads(module, ways, way, sliced)
         else:
-            _slice(module, rule, ways, way, sliced)
+            layers[module] = _slice(module, rule, ways, way, sliced)
+    for chain in dict.fromkeys(rule.chain for rule in rules.values()):
+        if chain:
+            sliced.passes.append(ChainPass(chain, layers, names))
     if groups.world.rank == 0:
-        names = {module: name for name, module in model.named_modules()}
         told = [f"{names[module]} {rule.kind}" for module, rule in rules.items()]
         print(f"tensor: {ways} ways: {', '.join(told)}", file=sys.stderr, flush=True)
     return sliced
@@ -60,7 +65,9 @@ def _used_twice(model: nn.Module) -> set[int]:
     return twice
 
 
-def _slice(module: nn.Module, rule: Rule, ways: int, way: int, sliced: Sliced) -> None:
+def _slice(module: nn.Module, rule: Rule, ways: int, way: int, sliced: Sliced) -> LayerPass:
+    cut: list[Tensor] = []
+    features = 0
     for name, param in module.named_parameters(recurse=False):
         if rule.kind == COLUMNS:
             dim = 1 if isinstance(module, nn.Embedding) else 0
@@ -68,45 +75,19 @@ def _slice(module: nn.Module, rule: Rule, ways: int, way: int, sliced: Sliced) -
             continue  # added after the sum, by every worker
         else:
             dim = 1
-        limits = edges(param.shape[dim], ways)
+        features = param.shape[dim]
+        limits = edges(features, ways)
         sliced.pieces[id(param)] = TensorSlice(
             shape=tuple(param.shape), cut=True, dim=dim, start=limits[way], stop=limits[way + 1]
         )
-    before, after = _crossings(module, rule, sliced.members)
-    if before:
-        sliced.hooks.append(module.register_forward_pre_hook(before))
-    if after:
-        sliced.hooks.append(module.register_forward_hook(after))
-
-
-def _crossings(module: nn.Module, rule: Rule, members: MemberGroup) -> tuple[Any, Any]:
-    """What happens before a layer and after it."""
-
-    def copy_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Copy.apply(args[0], members.comm), *args[1:]) if args[0].requires_grad else args  # type: ignore[no-untyped-call]
-
-    def split_in(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (Split.apply(args[0], args[0].dim() - 1, members.comm), *args[1:])  # type: ignore[no-untyped-call]
-
-    def gather_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        dim = 1 if isinstance(module, nn.Conv2d) else output.dim() - 1
-        limits = edges(features, members.comm.size)
-        whole: Tensor = Gather.apply(output, dim, limits, members.comm)  # type: ignore[no-untyped-call]
-        return whole
-
-    def sum_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        total: Tensor = SumAcross.apply(output, members.comm)  # type: ignore[no-untyped-call]
-        bias = getattr(module, "bias", None)
-        # Every worker has added the bias: all but one are taken away again.
-        return total if bias is None else total - (members.comm.size - 1) * bias.detach()
-
+        cut.append(param)
+    made: LayerPass
     if rule.kind == COLUMNS:
-        if isinstance(module, nn.Embedding):
-            features = module.embedding_dim
-        else:
-            features = module.out_channels if isinstance(module, nn.Conv2d) else module.out_features  # type: ignore
-        return copy_in, None if rule.open else gather_out
-    return None if rule.open else split_in, sum_out
+        made = ColumnsPass(module, cut, sliced.members, features)
+    else:
+        made = RowsPass(module, cut, sliced.members)
+    sliced.passes.append(made)
+    return made
 
 
 class Slices(ModelParallelPart):

@@ -20,8 +20,10 @@ from manyhands.replica.memory import Team
 
 
 def linear_weights(model: nn.Module) -> set[int]:
-    """The ids of the parameters that are weights of linear layers."""
-    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    """The ids of the parameters that are weights of linear layers. One that a parametrization or a subclass computes is
+    no parameter, and to ask for it would compute it once more."""
+    layers = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return {id(layer._parameters["weight"]) for layer in layers if "weight" in layer._parameters}
 
 
 class Factors:

@@ -1,16 +1,14 @@
 """How the gradients of a team of workers become one sum, in one vector.
 
 A gradient vector per worker would cost the most memory, so there is only the sum. The workers add to each span of it in
-turn: the one after its owner begins, the owner is last. All are busy at once, and the order of the additions is always
-the same. Turns follow the flat vector, which is about the order of autograd: a worker only has to know how far the one
-before it has come. What the owner adds itself stays where autograd left it until the span is updated, when
-the sum is in the cache anyway. With an undo log it is added earlier: at the gate the sum is complete, for all to see.
+turn: the one after its owner begins, the owner is last. All are busy at once, and the order is always the same. Turns
+follow the flat vector, which is about the order of autograd: a worker only has to know how far the one before it has
+come. What the owner adds stays where autograd left it until the span is updated, when the sum is in the cache anyway.
+With an undo log it is added earlier: at the gate the sum is complete, for all to see.
 """
 
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +17,10 @@ from manyhands import telemetry
 from manyhands.errors import UsageError
 from manyhands.replica.flat_model import FlatModel
 from manyhands.replica.gradients.factors import Factors, LinearLayers
+from manyhands.replica.gradients.hooks import GradientHooks
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.gradients.turns import Turns
+from manyhands.replica.gradients.used_flags import UsedFlags
 from manyhands.replica.layout import Span
 from manyhands.replica.memory import Team
 
@@ -50,9 +50,7 @@ class Gradients:
         self.tables = tables
         self._factors = factors
         self.takes_factors = factors is not None
-        self._layout = layout
-        self._params = flat.parameters
-        self._is_hooked = flat.part.hooked
+        self._layout, self._params = layout, flat.parameters
         self._before_gate = scratch is not None or flat.part.frugal
         self._index, self._workers = team.index, team.size
         self._progress = team.progress() if team.size > 1 else None
@@ -60,29 +58,33 @@ class Gradients:
         self._turns = Turns(layout, flat.total, owners, index=team.index, workers=team.size)
         self.spans, self.owned = layout.spans, self._turns.owned
         self._kept_limit = KEPT_BYTES // self._workers
-        self._hooks: dict[int, Any] = {}
+        self._hooks = GradientHooks(self._params if flat.part.hooked else (), self._hook)
         layers = factors.layers if factors else made_in_place
         self._layers = {id(self._params[index]): index for index in layers}
         self._in_flight: Container[int] = ()  # spans of `total` that servers may still read
         longest = max(span.stop - span.start for span in layout.spans)
         self._scratch = flat.total.new_zeros(longest) if scratch is None else scratch
-        # Per worker: which parameters got a gradient, and how many got none.
         count = len(layout.places)
-        self._flags = team.allocate(self._workers * count, torch.uint8).view(self._workers, count)
-        self._flags.fill_(1)
-        self._missing = team.allocate(self._workers, torch.int64).numpy()
-        self.all_used = torch.ones(count, dtype=torch.uint8)
-        self.arrived = bytearray(count)
+        self._used = UsedFlags(count, team)
+        self.all_used, self.arrived = self._used.all_used, bytearray(count)
         self._private: list[Tensor | None] = [None] * count
         self._given: set[int] = set()  # parameters whose gradient is made in `total` itself in this step
         self._factored: Mapping[int, Factors] = {}  # parameters whose gradients come as factors in this step
         self._is_last = self._passes_back = False
         self._steps_done = 0  # in units of turns: where the counting of this step begins
+        self._sums_besides, self._weight = 0, 1.0  # sums counted there that belong to no step; of this worker
         self._seen = 0  # how far the worker before this one had come when we last looked
         self._turn_count = count * (self._workers - 1)
 
     def begin(self, on_ready: OnReady | None) -> None:
         """A new step; `on_ready` is told of each owned span as soon as it is complete, in their order."""
+        for param in self._params:
+            param.grad = None
+        if self._hooks.are_missing:
+            self._hooks.add()
+        self._begin(on_ready)
+
+    def _begin(self, on_ready: OnReady | None) -> None:
         self.arrived[:] = bytes(len(self.arrived))
         self._given.clear()
         self._on_ready = on_ready
@@ -93,16 +95,9 @@ class Gradients:
         self._adds_early = on_ready is not None or self._before_gate
         self._all_here = False
         self._private_bytes = 0
-        self._turn = self._next_own = (
-            0  # the next turn to take, and parameter whose owned pieces are to be added
-        )
+        self._turn = self._next_own = 0  # the turn to take, and parameter whose owned pieces are to be added
         self._completed = bytearray(len(self._layout.spans))
         self._to_announce = list(self.owned) if on_ready else []
-        for index, param in enumerate(self._params):
-            param.grad = None
-            # At the first step, or thawed since.
-            if param.requires_grad and index not in self._hooks and self._is_hooked:
-                self._hooks[index] = param.register_post_accumulate_grad_hook(partial(self._hook, index))
 
     def watched(self) -> AbstractContextManager[object]:
         """While the gradients of large linear layers are taken as factors, or made where they are wanted."""
@@ -193,10 +188,11 @@ class Gradients:
         for index, factors in self._factored.items():
             self.arrived[index] |= factors.has(index)
         self._is_last = False
-        missing = len(self.arrived) - sum(self.arrived)
-        if missing or self._missing[self._index]:
-            self._flags[self._index].copy_(torch.frombuffer(self.arrived, dtype=torch.uint8))
-        self._missing[self._index] = missing
+        self._finish()
+
+    def _finish(self) -> None:
+        if 0 in self.arrived or self._used.missing[self._index]:
+            self._used.note(self.arrived)
         self._all_here = True
         self._take_turns()
         while self._turn < self._turn_count and self._wait_for_turn():
@@ -206,6 +202,10 @@ class Gradients:
             while self._next_own < len(self.arrived):
                 self._wait_for_turn()
                 self._add_own()
+        self._meet()
+
+    def _meet(self) -> None:
+        """The gate: return when every worker has come as far."""
         self._steps_done += self._turn_count + 1
         if self._progress:
             if self._factors and self._factors.overflows:
@@ -221,17 +221,18 @@ class Gradients:
     @property
     def used(self) -> Tensor:
         """After `finish`, per parameter: whether any worker of the team had a gradient for it."""
-        return self._flags.amax(0) if self._missing.any() else self.all_used
+        return self._used.any_used if self._used.missing.any() else self.all_used
 
     @property
     def step(self) -> int:
         """How many steps this worker has brought to the gate."""
-        return self._steps_done // (self._turn_count + 1)
+        return self._steps_done // (self._turn_count + 1) - self._sums_besides
 
     @property
     def passed(self) -> int:
         """How many steps all workers have brought to the gate, those that are gone included."""
-        return min(self._progress.values()) // (self._turn_count + 1) if self._progress else self.step
+        done = min(self._progress.values()) if self._progress else self._steps_done
+        return done // (self._turn_count + 1) - self._sums_besides
 
     def write_after(self, wait: OnReady, in_flight: Container[int]) -> None:
         """Call `wait` before this worker's gradients of a span in flight go to `total`."""
@@ -239,9 +240,7 @@ class Gradients:
 
     def unhook(self) -> None:
         """The parameters' gradients go elsewhere from now on."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.remove()
 
     def _take_turns(self) -> None:
         """Add what the others wait for, as far as the turns have come."""
@@ -260,9 +259,11 @@ class Gradients:
                     if not number:
                         into.zero_()
                 elif number:
-                    into.add_(grad[start:stop])
-                else:
+                    into.add_(grad[start:stop], alpha=self._weight)
+                elif self._weight == 1.0:
                     into.copy_(grad[start:stop])
+                else:
+                    torch.mul(grad[start:stop], self._weight, out=into)
             turn += 1
             if number == self._workers - 2 and not self._turns.last[index]:
                 self._drop(index)
@@ -387,13 +388,12 @@ class Gradients:
             elif grad.data_ptr() + start * grad.element_size() != into.data_ptr():  # else it was made there
                 into.copy_(grad[start:stop])
         elif grad is not None:
-            into.add_(grad[start:stop])
+            into.add_(grad[start:stop], alpha=self._weight)
 
     def _drop(self, index: int) -> None:
-        grad = self._private[index]
+        grad, self._private[index] = self._private[index], None
         if grad is not None:
             self._private_bytes -= _size_bytes(grad)
-            self._private[index] = None
 
 
 def _size_bytes(grad: Tensor) -> int:

@@ -1,9 +1,9 @@
-"""What an optimizer can do, and what state it keeps: found by its class, or by trying a step of a twin on a toy."""
+"""What an optimizer can do, and what state it keeps: known by its class, or found by trying it on toys."""
 
-import inspect
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -11,67 +11,83 @@ from torch.optim import Optimizer
 
 from manyhands.errors import UsageError
 from manyhands.replica.optimizer.descent import is_simple
+from manyhands.replica.optimizer.trial import Abilities, Call, Grain, try_out
+from manyhands.replica.optimizer.twins import ELEMENT_WISE, HOOKS, bare_step, settings_of, twin
 
-ELEMENT_WISE: tuple[type[Optimizer], ...] = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adamax,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.ASGD,
-    torch.optim.SparseAdam,
-)
+# Known to update every tensor by itself, from its own gradient alone.
+_TENSOR_WISE: tuple[type[Optimizer], ...] = (torch.optim.Adafactor, torch.optim.Muon)
 
 _REFUSED = (RuntimeError, TypeError, ValueError)  # what an optimizer raises that cannot take a gradient
 
-HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # where torch keeps them
+_found: WeakKeyDictionary[Any, Abilities] = WeakKeyDictionary()
+
+
+def abilities_of(optimizer: Optimizer) -> Abilities:
+    """Found once for every optimizer: what is built upon it must not change while it trains. Parameters of several
+    types it updates whole: elements of one vector have one type."""
+    known = _found.get(optimizer)
+    if known is None:
+        known = _by_class(type(optimizer)) or try_out(optimizer)
+        if is_hooked(optimizer):
+            known = replace(known, grain=Grain.WHOLE, reason="its hooks may look at all gradients")
+        _found[optimizer] = known
+    if known.grain is not Grain.WHOLE and len({param.dtype for param in trained_by(optimizer)}) > 1:
+        return replace(known, grain=Grain.WHOLE, reason="its parameters are of several types")
+    return known
+
+
+def trained_by(optimizer: Optimizer) -> list[Tensor]:
+    """All parameters that an optimizer has."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def type_names(params: Iterable[Tensor]) -> list[str]:
+    """The types of parameters, each once."""
+    return sorted({str(param.dtype).removeprefix("torch.") for param in params})
+
+
+def _by_class(kind: type[Optimizer]) -> Abilities | None:
+    """What is known without a trial."""
+    if kind is torch.optim.LBFGS:
+        reason = "it evaluates the loss several times in a step"
+        return Abilities(grain=Grain.WHOLE, call=Call.CLOSURE, reason=reason)
+    if kind in ELEMENT_WISE or kind in _TENSOR_WISE:
+        return Abilities(grain=Grain.ELEMENTS if kind in ELEMENT_WISE else Grain.TENSORS)
+    return None
+
+
+def is_hooked(optimizer: Optimizer) -> bool:
+    """Whether functions of the user's are called with every step; a scheduler's only counts."""
+    own = vars(optimizer).get("step")
+    is_counted = own is None or hasattr(own, "_wrapped_by_lr_sched")
+    return not is_counted or any(vars(optimizer).get(name) for name in HOOKS)
 
 
 def is_element_wise(optimizer: Optimizer) -> bool:
-    """Exactly one of the known classes: a subclass may do anything."""
-    return type(optimizer) in ELEMENT_WISE
+    """Whether spans may be cut anywhere."""
+    return abilities_of(optimizer).grain is Grain.ELEMENTS
+
+
+def runs_whole(optimizer: Optimizer) -> bool:
+    """Whether it cannot be divided: every worker runs the user's own, on all parameters of a replica of its own."""
+    return abilities_of(optimizer).grain is Grain.WHOLE
 
 
 def descends(optimizer: Optimizer) -> bool:
     """Whether all it does is done without it, in passes (`Descent`)."""
-    return type(optimizer) is torch.optim.SGD and all(map(is_simple, optimizer.param_groups))
+    is_known = type(optimizer) is torch.optim.SGD and is_element_wise(optimizer)
+    return is_known and all(map(is_simple, optimizer.param_groups))
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `step` must be able to evaluate the loss again (L-BFGS)."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def twin(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer with no parameters, no state and none of the hooks hung on the original."""
-    copy = object.__new__(type(optimizer))
-    copy.__dict__.update(optimizer.__dict__)
-    copy.__dict__.pop("step", None)  # a scheduler replaces it on the original, to see that it is called
-    copy.__dict__.update(state=defaultdict(dict), param_groups=[])
-    for name in HOOKS:
-        if name in copy.__dict__:
-            copy.__dict__[name] = type(copy.__dict__[name])()
-    return copy
-
-
-def bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
-    """PyTorch wraps `step` of its own optimizers for profiling, hooks and the compiler; per span that is too much."""
-    kind = type(optimizer)
-    return inspect.unwrap(kind.step) if is_element_wise(optimizer) else kind.step
-
-
-def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
+    """Whether `step` must be able to evaluate the loss again (L-BFGS, SAM)."""
+    return abilities_of(optimizer).call is not Call.GRADIENT
 
 
 def vector_states(optimizer: Optimizer) -> list[str]:
     """Names of the states that have one element per parameter element, found by trying a step on a toy."""
+    if runs_whole(optimizer):
+        return []  # they are in the user's own
     return sorted(
         {
             name

@@ -10,7 +10,8 @@ from manyhands.replica.flat_model import FlatModel
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.layout import Span
 from manyhands.replica.memory import Team
-from manyhands.replica.optimizer.updates import Factor, UpdatePath, unlimited
+from manyhands.replica.optimizer.updates import Evaluate, Factor, UpdatePath, unlimited
+from manyhands.replica.parameters import in_type
 
 _TINY = 1e-6  # as `clip_grad_norm_` has it
 
@@ -22,6 +23,11 @@ def clip_factor(limit: float, norm: Norm) -> Norm:
     """By what a gradient of that norm is to be multiplied."""
     factor = limit / (norm + _TINY)
     return factor.clamp(max=1.0) if isinstance(factor, Tensor) else min(1.0, factor)
+
+
+def _finite_factor(limit: float, norm: Tensor) -> Tensor:
+    """The same; NaN where the norm is not finite."""
+    return torch.where(torch.isfinite(norm), clip_factor(limit, norm), torch.nan)
 
 
 def norm_of(norms: Sequence[Tensor]) -> Tensor:
@@ -52,6 +58,7 @@ class ClippedPath(UpdatePath):
         self._limit = limit
         self._layout = flat.layout
         self._part = flat.part
+        self._types = flat.types
         self._agree = agree
         self._norms = _vector(flat, len(flat.layout.places) + 1)  # and, last, the norm of them all
         self._deferred: list[Span] = []
@@ -87,9 +94,13 @@ class ClippedPath(UpdatePath):
         if self._is_due:
             self._is_due = False
             factor = self._factor()
-            for span in self._deferred:
+            self.is_finite = not bool(torch.isnan(factor))
+            for span in self._deferred if self.is_finite else ():
                 self.inner.make(span, self._gradients.total[span.slice] * factor)
             self._deferred.clear()
+
+    def minimize(self, evaluate: Evaluate) -> float:
+        return self.inner.minimize(evaluate)
 
     def limit(self, grads: Tensor) -> None:
         self._is_due = False
@@ -105,20 +116,22 @@ class ClippedPath(UpdatePath):
         for index, place in enumerate(self._layout.places):
             is_mine = index % team.size == team.index and index not in self.skipped
             if is_mine and self._part.counts(place.name):
-                self._norms[index] = torch.linalg.vector_norm(total[place.start : place.stop])
+                # As its parameter gets it: rounded, and not finite where that type does not reach as far.
+                own = in_type(total[place.start : place.stop], self._types[index])
+                self._norms[index] = torch.linalg.vector_norm(own.to(total.dtype))
         team.barrier()
         if team.index == 0:
             norm.copy_(self._norm_of(list(self._norms[:-1])))
             if self._agree:
                 self._agree(norm)  # another processor may have rounded otherwise
         team.barrier()
-        return clip_factor(self._limit, self._part.whole_norm(norm[0]))
+        return _finite_factor(self._limit, self._part.whole_norm(norm[0]))
 
     def _recovered_factor(self) -> Tensor:
         """The same, by a survivor alone."""
         total = self._gradients.total
         norms = [torch.linalg.vector_norm(total[place.start : place.stop]) for place in self._layout.places]
-        return clip_factor(self._limit, self._norm_of(norms))
+        return _finite_factor(self._limit, self._norm_of(norms))
 
     def _norm_of(self, norms: Sequence[Tensor]) -> Tensor:
         return norm_of(
@@ -158,4 +171,4 @@ class ClippedInParts(ClippedPath):
 
 def _vector(flat: FlatModel, length: int) -> Tensor:
     """What the workers of a team have in common; gradients are there as well."""
-    return flat.memory.gradients(length, flat.dtype)
+    return flat.memory.gradients(length, flat.dtype.to_real())

@@ -10,7 +10,7 @@ NamedNumbers = list[dict[str, list[float]]]  # of an optimizer, by parameter gro
 
 
 def hyper_parameters(optimizer: Optimizer) -> list[float]:
-    """All numbers that a scheduler could have changed, in a fixed order."""
+    """All numbers and switches that a script could have changed, in a fixed order."""
     return [number for group in named_numbers(optimizer) for values in group.values() for number in values]
 
 
@@ -46,9 +46,7 @@ def _numbers_in(setting: Any) -> Iterator[float]:
     if isinstance(setting, (tuple, list)):
         for item in setting:
             yield from _numbers_in(item)
-    elif (isinstance(setting, (int, float)) and not isinstance(setting, bool)) or (
-        isinstance(setting, Tensor) and setting.numel() == 1
-    ):
+    elif isinstance(setting, (int, float)) or (isinstance(setting, Tensor) and setting.numel() == 1):
         yield float(setting)
 
 
@@ -56,8 +54,12 @@ def _with_numbers(setting: Any, numbers: Iterator[float]) -> Any:
     """The setting with other numbers in it, in the order in which `_numbers_in` finds them."""
     if isinstance(setting, (tuple, list)):
         return type(setting)(_with_numbers(item, numbers) for item in setting)
-    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
-        return type(setting)(next(numbers))
+    if isinstance(setting, bool):
+        return bool(next(numbers))
+    if isinstance(setting, (int, float)):
+        new = next(numbers)
+        # Who has written `lr=1` or left `weight_decay=0` may write a fraction there later.
+        return int(new) if isinstance(setting, int) and new.is_integer() else new
     if isinstance(setting, Tensor) and setting.numel() == 1 and (new := next(numbers)) != float(setting):
         setting.fill_(new)
     return setting

@@ -8,6 +8,7 @@ has passed its gate are in common memory: the survivors update the rest.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
@@ -182,7 +183,7 @@ class LoggedPath(UpdatePath):
         mine = left[survivors.index(self._team.index) :: len(survivors)]
         updates.take_from_others(mine)
         scale = factor() if mine else 1.0
-        for span in mine:
+        for span in mine if not math.isnan(scale) else ():
             self.make(span, self._gradients.recompute(span) * scale)
         self._meet(everyone, next(meetings))
         updates.take_from_others(self._gradients.spans)

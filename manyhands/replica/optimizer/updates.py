@@ -18,17 +18,11 @@ from manyhands.errors import UsageError
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.layout import Layout, Span
 from manyhands.replica.memory import Team
-from manyhands.replica.optimizer.abilities import (
-    bare_step,
-    keeps_to_rows,
-    needs_closure,
-    settings_of,
-    twin,
-    vector_states,
-)
+from manyhands.replica.optimizer.abilities import keeps_to_rows, runs_whole, vector_states
 from manyhands.replica.optimizer.descent import Descent, descent_of
 from manyhands.replica.optimizer.span_pieces import SpanPiece, SpanPieces, exported
 from manyhands.replica.optimizer.state_table import CommonMemory, table_for
+from manyhands.replica.optimizer.twins import bare_step, settings_of, twin
 from manyhands.replica.state.transcoding import Values
 
 # Those that PyTorch can also run in one pass over memory; the last bits of what comes out may differ.
@@ -63,7 +57,7 @@ class Updates:
         self._table = table_for(optimizer, layout, self.vectors, common)
         self._pieces: dict[int, list[SpanPiece]] = {}
         self._kept_to_rows: dict[str, bool] = {}  # by settings
-        if not needs_closure(optimizer):  # else it gets whole vectors
+        if not runs_whole(optimizer):  # else it gets whole vectors
             for place in layout.places:
                 if place.rows:
                     self.keeps_to_rows(place.group)
@@ -124,6 +118,8 @@ class Updates:
         chosen = [settings.get(name) for name in _CHOSEN]
         is_dense = not any(tensor.grad.is_sparse for tensor in tensors if tensor.grad is not None)
         may_be_fused = not self._exact and type(self._optimizer) in _IN_ONE_PASS
+        # For 16 bits PyTorch's kernels round otherwise, and that of SGD leaves elements out when momentum begins.
+        may_be_fused &= not any(tensor.is_complex() or tensor.itemsize < 4 for tensor in tensors)
         if may_be_fused and is_dense and not any(chosen) and not isinstance(settings["lr"], Tensor):
             settings["fused"] = True
         return settings
@@ -204,6 +200,14 @@ class Updates:
                         known.setdefault(self._layout.places[place].name, {})[name] = value
         return known
 
+    def others(self, spans: Iterable[Span]) -> Values:
+        """The same of spans that other processes of the host update, from what they have written down."""
+        known: Values = {}
+        for span in spans:
+            for name, state in self._table.find(span).items():
+                known.setdefault(name, {}).update(state)
+        return known
+
     def take_over(self, spans: Sequence[Span], given: Mapping[str, Mapping[str, Any]]) -> None:
         """Begin with the state that the user's optimizer already has, if it has any; `given` by parameter name."""
         states: Values = {}
@@ -267,6 +271,7 @@ def _gradient_of(piece: SpanPiece, span: Span, gradient: Tensor) -> Tensor:
 
 
 Factor = Callable[[], Tensor | float]
+Evaluate = Callable[[], float]
 
 
 def unlimited() -> float:
@@ -316,6 +321,7 @@ class UpdatePath:
     def __init__(self, updates: Updates, gradients: Gradients, gate: StepGate) -> None:
         self.updates = updates
         self.skipped: frozenset[int] = frozenset()  # parameters that got no gradient on any worker
+        self.is_finite = True  # else the last step's gradient was not, and no update was made
         self.gate = gate
         self._gradients = gradients
 
@@ -336,6 +342,10 @@ class UpdatePath:
         """Run the optimizer on a span with a gradient."""
         with telemetry.timed("update"):
             self.updates.apply(span, gradient, self.skipped)
+
+    def minimize(self, evaluate: Evaluate) -> float:
+        """A step of an optimizer that has the loss evaluated; `evaluate` sums the gradients and returns the loss."""
+        raise UsageError("an optimizer whose work is divided takes one gradient per step")
 
     def limit(self, grads: Tensor) -> None:
         """Limit the norm of gradients that an optimizer with a closure is about to see."""

@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
-from manyhands.replica.optimizer.abilities import bare_step, settings_of, twin
+from manyhands.replica.optimizer.twins import bare_step, settings_of, twin
 from manyhands.replica.replica import Replica
+from manyhands.replica.state import whole_optimizer
+from manyhands.replica.state.buffers import dense, home, put
 from manyhands.replica.state.state import from_first
 from manyhands.replica.state.transcoding import (
     States,
@@ -30,12 +32,16 @@ def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, hav
     """Take over what `old` was, or, where there is none, what the first worker that has something has.
 
     A worker that shares a replica gets all from the others of its host, or, where none of them has it, from another
-    host; a worker with its own replica goes on with that.
+    host; a worker with its own replica goes on with that. Workers that share one without waiting for each other have
+    optimizer state of their own: those that are left keep it, and a new one begins with that of `source`.
     """
     source = list(have).index(True)
     is_new, some_new = old is None, not all(have)
-    vectors = [replica.params, replica.constants, *replica.updates.vectors.values()]
-    if old is not None and (replica.leads or not replica.is_shared):
+    vectors, states = [replica.params, replica.constants], list(replica.updates.vectors.values())
+    has_own_state = not replica.steps_together
+    if not has_own_state or not replica.is_shared:
+        vectors += states
+    if old is not None and (replica.leads or has_own_state):
         for name, vector in replica.updates.vectors.items():
             vector.copy_(old.updates.vectors[name])
     if replica.is_shared:
@@ -44,14 +50,16 @@ def inherit(replica: Replica, old: Replica | None, comm: Comm, world: World, hav
             for vector in vectors:
                 from_first(vector, replica, comm, host)
         world.host.barrier()
+        for vector in states if has_own_state and some_new else ():
+            _take(vector, world, source, is_new)
     elif some_new:
         for vector in vectors:
             _take(vector, world, source, is_new)
     if some_new:
-        for buffer in replica.part.buffers():
+        for buffer in dense(replica.part.buffers()):
             _take(buffer, world, source, is_new)
-        if replica.needs_closure:
-            replica.optimizer.state.clear()  # a history that not all have would lead them apart
+        if replica.runs_whole:
+            whole_optimizer.hand_on(replica.optimizer, world, source, is_new=is_new)
     _inherit_states(replica, old, world, source)
     _inherit_kept(replica, old, world, source, some_new)
 
@@ -60,11 +68,10 @@ def _take(vector: Tensor, world: World, source: int, is_new: bool) -> None:
     """One worker's vector to those who are new."""
     if not vector.numel():
         return
-    copy = vector.detach().to("cpu").clone().contiguous().view(-1)
-    world.comm.copy_(copy, source)
+    values = home(vector.detach())
+    world.comm.copy_(values, source)
     if is_new:
-        with torch.no_grad():
-            vector.copy_(copy.view(vector.shape))
+        put(values, vector)
 
 
 def _inherit_states(replica: Replica, old: Replica | None, world: World, source: int) -> None:
@@ -75,7 +82,7 @@ def _inherit_states(replica: Replica, old: Replica | None, world: World, source:
         msgspec.json.decode(row, type=States) for row in world.gather(msgspec.json.encode(states))
     ]
     blobs = world.gather(tensors_to_bytes(loose) if loose else b"")
-    if replica.is_shared:
+    if replica.steps_together:
         states = {name: state for part in everyone for name, state in part.items()}
         loose = {name: value for blob in blobs if blob for name, value in tensors_from_bytes(blob).items()}
         _fill_in(states, loose, replica, old.steps if old is not None else 0)
@@ -149,11 +156,12 @@ class Undo:
         self._replica = replica
         self._steps = replica.steps
         self._vectors = [vector.clone() for vector in self._torn()]
-        self._buffers = [buffer.clone() for buffer in replica.part.buffers()]
+        self._buffers = [buffer.clone() for buffer in dense(replica.part.buffers())]
         self._states = {
             param: {name: _copied(value) for name, value in values.items()}
             for param, values in replica.updates.export().items()
         }
+        self._whole = whole_optimizer.Captured(replica.optimizer) if replica.runs_whole else None
         self._kept = {name: value.clone() for name, value in replica.kept.items()}
         self._settings = replica.settings
         self._eval_batch = replica.eval_batch
@@ -168,9 +176,11 @@ class Undo:
         with torch.no_grad():
             for vector, copy in zip(self._torn(), self._vectors, strict=True):
                 vector.copy_(copy)
-            for buffer, copy in zip(replica.part.buffers(), self._buffers, strict=True):
+            for buffer, copy in zip(dense(replica.part.buffers()), self._buffers, strict=True):
                 buffer.copy_(copy)
         replica.updates.restore(replica.owned, self._states)
+        if self._whole:
+            self._whole.restore()
         replica.kept.clear()
         replica.kept.update(self._kept)
         replica.settings = self._settings

@@ -1,11 +1,9 @@
 """A replica's state as a checkpoint holds it: by parameter name, whatever the layout and the number of workers."""
 
-import struct
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
-import torch
 from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
@@ -13,9 +11,19 @@ from torch.optim import Optimizer
 
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
-from manyhands.errors import CheckpointError
+from manyhands.errors import CheckpointError, TornUpdate, UsageError
+from manyhands.replica.layout import Place
 from manyhands.replica.replica import Replica
-from manyhands.replica.state.transcoding import NUMBER, TENSOR, VECTOR, States, put_together, take_apart
+from manyhands.replica.state import buffers
+from manyhands.replica.state.transcoding import (
+    NUMBER,
+    TENSOR,
+    VECTOR,
+    States,
+    Values,
+    put_together,
+    take_apart,
+)
 
 
 def spread(replica: Replica, comm: Comm, world: World) -> None:
@@ -24,55 +32,27 @@ def spread(replica: Replica, comm: Comm, world: World) -> None:
     for vector in [replica.constants] if replica.is_served else [replica.params, replica.constants]:
         from_first(vector, replica, comm)
     world.host.barrier()
-    with torch.no_grad():
-        for buffer in replica.part.buffers():
-            home = buffer.detach().to("cpu").contiguous().view(-1)
-            if home.numel():
-                world.comm.copy_(home)
-                buffer.copy_(home.view(buffer.shape))
-
-
-def average_buffers(buffers: Sequence[Tensor], world: World) -> None:
-    """The rule for buffers: between pauses each worker keeps its own; at a pause those that differ become the mean over
-    all workers if they are floating-point, and worker 0's otherwise (counters)."""
-    buffers = [buffer for buffer in buffers if buffer.numel()]
-    if world.size == 1 or not buffers:
-        return
-    homes = [buffer.detach().to("cpu").contiguous().view(-1) for buffer in buffers]
-    digests = [zlib.crc32(home.view(torch.uint8).numpy().tobytes()) for home in homes]
-    everyone = [
-        struct.unpack(f"{len(homes)}I", row) for row in world.gather(struct.pack(f"{len(homes)}I", *digests))
-    ]
-    for index, (buffer, home) in enumerate(zip(buffers, homes, strict=True)):
-        if all(row[index] == everyone[0][index] for row in everyone):
-            continue  # constants stay what they are, to the bit
-        if buffer.is_floating_point():
-            world.comm.mean_(home)
-        else:
-            world.comm.copy_(home)
-        buffer.copy_(home.view(buffer.shape))
+    buffers.from_first(replica.part.buffers(), world)
 
 
 def begin_alike(model: nn.Module, world: World) -> None:
     """Worker 0's parameters and buffers become everyone's, before the model is divided among workers."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.numel():
-                value = tensor.detach().contiguous().view(-1)
-                world.comm.copy_(value)
-                tensor.copy_(value.view(tensor.shape))
+    buffers.from_first([*model.parameters(), *model.buffers()], world)
 
 
 def give_back_state(replica: Replica, tensors: Mapping[str, Tensor], states: States) -> None:
     """Put the optimizer's state, as it was collected, where plain PyTorch keeps it: into the user's optimizer."""
-    give_whole_state(replica.model, replica.optimizer, tensors, states)
+    originals = replica.part.originals(
+        replica.parameters
+    )  # a script may have taken some out of the model since
+    own = {place.name: one for place, one in zip(replica.layout.places, originals, strict=True)}
+    give_whole_state(own, replica.optimizer, tensors, states)
 
 
 def give_whole_state(
-    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], states: States
+    params: Mapping[str, Any], optimizer: Optimizer, tensors: Mapping[str, Tensor], states: States
 ) -> None:
-    """The same for a model that was divided among workers."""
-    params = dict(model.named_parameters())
+    """The same by the names of the user's parameters."""
     for param, values in states.items():
         for name, (kind, number) in values.items():
             value = number if kind == NUMBER else tensors[f"optimizer/{param}/{name}"].clone()
@@ -100,7 +80,7 @@ def collect(replica: Replica, world: World) -> tuple[dict[str, Tensor], States]:
 
 def owners_differ(replica: Replica) -> bool:
     """Whether the workers of a host divide one replica among them."""
-    return replica.lanes > 1
+    return replica.lanes > 1 and replica.steps_together
 
 
 def _from_owners(states: States, loose: dict[str, Tensor], world: World) -> tuple[States, dict[str, Tensor]]:
@@ -139,7 +119,10 @@ def distribute(
                 saved = tensors.get(f"optimizer/{place.name}/{name}")
                 if saved is not None and tuple(saved.shape) == place.shape:
                     vector[place.start : place.stop] = saved.view(-1)
-        from_first(vector, replica, comm)
+        if replica.is_shared and not replica.steps_together:
+            world.comm.copy_(vector)  # each worker has its own
+        else:
+            from_first(vector, replica, comm)
     world.host.barrier()
     for name, vector in replica.updates.vectors.items():
         for place in replica.layout.places:
@@ -179,3 +162,39 @@ def load_model(replica: Replica, tensors: Mapping[str, Tensor]) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the checkpoint belongs to another model ({reason})") from None
+
+
+def known_here(replica: Replica, names: Collection[str] | None = None) -> Values:
+    """The state of some parameters, or of all, as far as it is on this worker's host."""
+    layout, owned = replica.layout, {span.index for span in replica.owned}
+    wanted = [
+        span
+        for span in replica.spans
+        if names is None or any(layout.places[index].name in names for index in span.places)
+    ]
+    known = replica.updates.export([span for span in wanted if span.index in owned])
+    try:
+        found = replica.updates.others([span for span in wanted if span.index not in owned])
+    except TornUpdate:
+        raise UsageError(
+            f"some parameters' state of {type(replica.optimizer).__name__} is known to other workers only: call "
+            "session.optimizer_state() on every worker instead of optimizer.state_dict()"
+        ) from None
+    for name, state in found.items():
+        known.setdefault(name, {}).update(state)
+    return {
+        place.name: _with_vectors(known[place.name], place, replica.updates.vectors)
+        for place in layout.places
+        if known.get(place.name) and (names is None or place.name in names)
+    }
+
+
+def _with_vectors(state: Mapping[str, Any], place: Place, vectors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {
+        name: place.own(vectors[name])
+        if value is None
+        else value.clone()
+        if isinstance(value, Tensor)
+        else value
+        for name, value in state.items()
+    }

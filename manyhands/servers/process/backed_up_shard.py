@@ -52,6 +52,7 @@ class BackedUpShard(WrappedShard):
         self._backup = backup
         self._copied = {group.index: group for group in copied}
         self._number_of = number_of
+        self._may_change_gradients = not is_element_wise(plain.optimizer)  # an optimizer of the user's own
         self._numbers = itertools.count(2)  # of messages to other servers, after a greeting
         self._outbox: list[Reply] = []
         self._sent: Counter[int] = Counter()  # by group, updates
@@ -78,8 +79,7 @@ class BackedUpShard(WrappedShard):
         """Here and on the backup: the same gradient, with the same settings."""
         group, optimizer = update.group, self._plain.optimizer
         gradient = self._whole(update, factor) if update.given else None
-        # An optimizer of the user's own may change the gradient that it is given.
-        sent = gradient if gradient is None or is_element_wise(optimizer) else gradient.clone()
+        sent = gradient if gradient is None or not self._may_change_gradients else gradient.clone()
         used = {w: one.push.used for w, one in zip(update.workers, update.gradients, strict=True)}
         self._backup.apply(group.index, gradient, update.skipped, used)
         if group.copy is not None:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from manyhands.replica.optimizer.hyper_parameters import NamedNumbers, named_numbers, set_named_numbers
 from manyhands.replica.optimizer.updates import Updates
 from manyhands.replica.state import packing
-from manyhands.servers.protocol.messages import NotAMessage, states
+from manyhands.servers.protocol.messages import NotAMessage, Used, states
 from manyhands.servers.protocol.ownership import SpanGroup
 
 _VECTORS = ""  # among names of parameters: no parameter is called that
@@ -57,7 +57,7 @@ class Backup:
         self._goes_back = goes_back
         self._before: dict[int, _Before] = {}
         self.counts: dict[int, int] = {}
-        self.used: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self.used: defaultdict[int, dict[int, Used]] = defaultdict(dict)
         self.used_in = 0  # the generation of these workers
         self._generation = 0
 
@@ -83,7 +83,7 @@ class Backup:
             self._before.pop(group, None)
 
     def apply(
-        self, index: int, gradient: Tensor | None, skipped: frozenset[int], used: Mapping[int, int]
+        self, index: int, gradient: Tensor | None, skipped: frozenset[int], used: Mapping[int, Used]
     ) -> None:
         """One update of a group; without a gradient it counts and changes nothing."""
         group = self._groups[index]
@@ -138,7 +138,7 @@ class Backup:
         vectors = {name: vector[group.slice] for name, vector in self.vectors.items()}
         return packing.pack({_VECTORS: vectors, **self.updates.export(group.spans)})
 
-    def take(self, index: int, content: bytes, count: int, used: Mapping[int, int], used_in: int) -> None:
+    def take(self, index: int, content: bytes, count: int, used: Mapping[int, Used], used_in: int) -> None:
         """Values and state of a group, from another server, after so many updates."""
         group, known = self._groups.get(index), states(content)
         vectors = known.pop(_VECTORS, {})
@@ -155,7 +155,7 @@ class Backup:
         self.counts[index] = count
         self._note_used(index, used, used_in)
 
-    def _note_used(self, index: int, used: Mapping[int, int], generation: int) -> None:
+    def _note_used(self, index: int, used: Mapping[int, Used], generation: int) -> None:
         if generation > self.used_in:
             self.used.clear()
             self.used_in = generation

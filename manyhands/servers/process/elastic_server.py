@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -41,15 +40,17 @@ def serve_elastically(
     optimizer: Optimizer,
     scheme: Scheme,
     service: Service,
+    *,
+    session: int = 0,
 ) -> None:
     """Serve one generation after the other, until all workers have said goodbye or there is no more context."""
     first = next(contexts)
     # The first context's memory is closed with its generation, and the server keeps what it has.
-    lasting, group = Arena(os.dup(first.arena.fd)), own_server_group(first.rank_info, first.neighbours, 1)
+    lasting, group = Arena(os.dup(first.arena.fd)), _group_of(first, session)
     backup = _empty_backup(ServerPosition(group, scheme, service, lasting), model, optimizer)
     counters = UpdateCounters()
     for context in itertools.chain([first], contexts):
-        group = own_server_group(context.rank_info, context.neighbours, 1)
+        group = _group_of(context, session)
         backup.begin_generation(context.rank_info.generation, follows=context.follows)
         counters.begin_generation()
         position = ServerPosition(group, scheme.assigned(group, service.copies), service, context.arena)
@@ -68,14 +69,16 @@ def serve_elastically(
             return
 
 
+def _group_of(context: ServerContext, session: int) -> ServerGroup:
+    return own_server_group(context.rank_info, context.neighbours, 1).of_session(session)
+
+
 def _empty_backup(position: ServerPosition, model: nn.Module, optimizer: Optimizer) -> Backup:
     scheme, gathers, memory = position.scheme, position.service.rule.gathers, position.memory
     position.require_memory((1 + len(scheme.states)) * (1 + gathers) + len(position.local_workers))
     if next(model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
     updates = Updates(optimizer, scheme.layout, memory.params, allocate=memory.state, exact=False)
-    for param in model.parameters():
-        param.data = torch.empty(0)  # its values come from worker 0, and live in the flat vector
     return Backup(scheme.groups, optimizer, updates, memory.params, goes_back=gathers)
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,41 +30,45 @@ from manyhands.servers.transport.local_socket import LocalPort
 from manyhands.servers.transport.meeting import publish_server, read, worker_key
 
 
-def be_a_server(
-    context: ServerContext,
-    model: nn.Module,
-    optimizer: Optimizer,
-    service: Service,
-    *,
-    out: Path | None,
-    survives: bool,
-    peers: Sequence[Sequence[int]] = (),
-    contexts: Callable[[ServerContext], Iterator[ServerContext]] = lambda first: iter([first]),
-) -> NoReturn:
-    """Serve until the run ends, and end with it: a server has no more of the script to run.
-
-    Where replicas are in parts, `peers` are the workers that have the same part. Where hosts come and go, `contexts`
-    are this server's, in one generation after the other.
-    """
-    rank_info, rule = context.rank_info, service.rule
+def prepare(context: ServerContext, out: Path | None) -> None:
+    """Before the first session of a process that serves."""
+    rank_info = context.rank_info
     # PyTorch may have been loaded when this still said how many a worker has.
     if "OMP_NUM_THREADS" in os.environ:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     name = rank_info.number if rank_info.address else rank_info.server
     if out:
         telemetry.open(out / "events" / f"server-{name}.jsonl", rank=rank_info.rank)
+
+
+def be_a_server(
+    context: ServerContext,
+    model: nn.Module,
+    optimizer: Optimizer,
+    service: Service,
+    *,
+    survives: bool,
+    peers: Sequence[Sequence[int]] = (),
+    contexts: Callable[[], Iterator[ServerContext]],
+    session: int = 0,
+) -> Callable[[], None]:
+    """What serves this session until all workers have left it, to be called in a thread of its own.
+
+    Where replicas are in parts, `peers` are the workers that have the same part. Where hosts come and go, `contexts`
+    are this server's, in one generation after the other.
+    """
+    rank_info, rule = context.rank_info, service.rule
     if rank_info.address:
-        scheme = elastic_scheme(model, optimizer)
-        serve_elastically(contexts(context), model, optimizer, scheme, service)
+        lots = elastic_scheme(model, optimizer)
+        return lambda: serve_elastically(contexts(), model, optimizer, lots, service, session=session)
+    if peers:
+        group = server_group_of_part(rank_info, context.neighbours, peers).of_session(session)
+        held, servers = told(group, context.arena), group.rank_info.servers
     else:
-        group = server_group_of_part(rank_info, context.neighbours, peers) if peers else None
-        held = told(group, context.arena) if group else None
-        servers = group.rank_info.servers if group else rank_info.servers // rule.server_groups
-        scheme = describe(model, optimizer, servers, every=service.every_of, held=held)
-        serve(context, model, optimizer, scheme, service, server_group=group, survives=survives)
-    if out:
-        telemetry.close()
-    raise SystemExit(0)
+        group = own_server_group(rank_info, context.neighbours, rule.server_groups).of_session(session)
+        held, servers = None, rank_info.servers // rule.server_groups
+    scheme = describe(model, optimizer, servers, every=service.every_of, held=held)
+    return lambda: serve(context, model, optimizer, scheme, service, server_group=group, survives=survives)
 
 
 def serve(
@@ -94,8 +98,6 @@ def serve(
     }
     dispatcher = serve_from_start(position, optimizer, given, survives=survives)
     server = _listening(position, dispatcher, survives=survives)
-    for param in model.parameters():
-        param.data = torch.empty(0)  # its values come from worker 0, and live in the flat vector
     try:
         server.run()
     finally:

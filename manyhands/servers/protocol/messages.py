@@ -14,6 +14,8 @@ from manyhands.replica.state import packing
 PARAMS, GRADIENT, BEFORE = "params", "gradient", "before"  # names of vectors; the last: before the step
 
 Serial = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+Used = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+"""How far a worker has come with each stream of its data; no number of it ever falls."""
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -42,9 +44,7 @@ class Push(Said, frozen=True):
     missing: tuple[int, ...] = ()  # parameters of the group that got no gradient
     rows: bytes | None = None  # which rows of a table the vector has (`rows.py`); None: all
     settings: list[dict[str, list[float]]] | None = None  # the optimizer's, by group, where they have changed
-    used: Annotated[int, msgspec.Meta(ge=0)] = (
-        0  # how far the worker has come with its data, this step included
-    )
+    used: Used = ()  # how far the worker has come with its data, this step included
 
 
 class Finish(Said, frozen=True):
@@ -136,7 +136,7 @@ class Forward(Said, frozen=True):
     is_given: bool  # whether a gradient comes with it
     skipped: tuple[int, ...]  # parameters that got none
     settings: list[dict[str, list[float]]]  # of the owner's optimizer
-    used: dict[int, int]  # by worker whose gradients are in it: how far it has come with its data
+    used: dict[int, Used]  # by worker whose gradients are in it: how far it has come with its data
 
 
 class Forwarded(Said, frozen=True):
@@ -171,7 +171,7 @@ class GiveContent(Said, frozen=True):
     group: int
     content: bytes
     count: int
-    used: dict[int, int]
+    used: dict[int, Used]
     used_in: int
 
 
@@ -258,7 +258,7 @@ class BackedUp(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
     with its data in the last generation that has pushed anything."""
 
     counts: dict[int, int]
-    used: dict[int, dict[int, int]]
+    used: dict[int, dict[int, Used]]
     used_in: int
 
 

@@ -18,8 +18,9 @@ from manyhands.replica.part import Part
 from manyhands.replica.state.slice_of import TensorSlice
 from manyhands.servers.protocol.server_group import ServerGroup
 
-_BOARD = (1 << 61) - (1 << 34)  # in the host's memory, below what servers and workers have in common
+_BOARD = (1 << 61) - (1 << 40)  # in the host's memory, below what servers and workers have in common
 _PART_BYTES = 1 << 24
+_PARTS = 1 << 8  # of a session
 _PATIENCE_S, _LOOK_EVERY_S = 300.0, 0.01
 _LENGTH = struct.Struct("q")
 
@@ -71,7 +72,7 @@ def told(group: ServerGroup, arena: Arena) -> list[Held]:
 
 
 def _place(group: ServerGroup, arena: Arena) -> Any:
-    return arena.at(_BOARD + group.number * _PART_BYTES, _PART_BYTES)
+    return arena.at(_BOARD + (group.session * _PARTS + group.number) * _PART_BYTES, _PART_BYTES)
 
 
 def _read(place: Any) -> bytes:

@@ -12,7 +12,7 @@ from manyhands.comm.transports.arena import Arena
 from manyhands.errors import UsageError
 from manyhands.replica.layout import SPAN_BYTES, Layout, Span
 from manyhands.replica.optimizer.abilities import vector_states
-from manyhands.replica.parameters import lay_out_params, one_type, sparse_ids, trained
+from manyhands.replica.parameters import common_type, lay_out_params, sparse_ids, trained
 from manyhands.replica.state.slice_of import TensorSlice
 from manyhands.servers.protocol.ownership import GROUP_BYTES, LOTS, SpanGroup, assign, share_out
 from manyhands.servers.protocol.parts import Held
@@ -57,6 +57,7 @@ class Scheme:
             sizes,
             server_group=group.number if number is None else number,
             generation=group.rank_info.generation if group.rank_info.address else 0,
+            session=group.session,
         )
 
 
@@ -70,7 +71,7 @@ def describe(
 ) -> Scheme:
     """Pure: without a message, from shapes and settings alone; `held` is a part of the model, else it is all of it."""
     names, originals = trained(model, optimizer)
-    _, dtype = one_type(originals)
+    _, dtype = common_type(originals)
     params: Sequence[Tensor] = originals
     sparse = sparse_ids(model)
     pieces: dict[str, TensorSlice] = {}

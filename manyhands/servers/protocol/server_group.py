@@ -28,6 +28,16 @@ class ServerGroup:
     """The other groups whose counterpart of this server is on this host; none for a worker."""
     stores: tuple[Any, ...] = ()
     """The store in which each group meets, if it meets at all."""
+    session: int = 0
+    """Each session of a script has servers of its own, in the same processes."""
+
+    def of_session(self, number: int) -> "ServerGroup":
+        """The same for another session: its processes meet elsewhere."""
+        if not number:
+            return self
+        own = replace(self.neighbours, store=_of_session(self.neighbours.store, number))
+        stores = tuple(_of_session(store, number) for store in self.stores)
+        return replace(self, session=number, neighbours=own, stores=stores)
 
     def peer_number(self, number: int) -> int:
         """By which number another group's counterpart of a server is known here: processes of this group come first."""
@@ -67,6 +77,10 @@ class ServerGroup:
         """The workers that speak with the servers: all, or the first of each host for the others."""
         hosts = self.neighbours.workers(self.rank_info)
         return tuple(rank for ranks in hosts for rank in (ranks[:1] if cached else ranks))
+
+
+def _of_session(store: Any, number: int) -> Any:
+    return dist.PrefixStore(f"session/{number}", store) if store is not None else None
 
 
 def own_server_group(rank_info: RankInfo, neighbours: Neighbourhood, count: int) -> ServerGroup:

@@ -19,6 +19,7 @@ from manyhands.comm.transports.slots import Slots
 _BASE = 1 << 61  # what workers hand out among themselves, generation by generation, does not come near
 _MORE = 1 << 47  # from there to what servers hand out among themselves
 _SERVER_GROUP = 1 << 48  # from one server group's memory to the next
+_SESSION = 1 << 55  # from one session's to the next
 _ALIGN = 2 << 20  # a huge page
 _SECRET_BYTES = 16
 
@@ -38,14 +39,16 @@ class Sizes:
 class HostMemory:
     """The common vectors; each is mapped when first asked for."""
 
-    def __init__(self, arena: Arena, sizes: Sizes, *, server_group: int = 0, generation: int = 0) -> None:
+    def __init__(
+        self, arena: Arena, sizes: Sizes, *, server_group: int = 0, generation: int = 0, session: int = 0
+    ) -> None:
         self._arena = arena
         self._sizes = sizes
-        self._server_group = server_group
+        self._server_group, self._session = server_group, session
         self._generation = generation  # of elastic servers, which begin anew in each
         self._offsets: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
-        self._start = self._next = _BASE + server_group * _SERVER_GROUP
+        self._start = self._next = _BASE + session * _SESSION + server_group * _SERVER_GROUP
         self._more = self._start + _MORE
         groups, places, workers = sizes.groups, sizes.places, sizes.workers
         vector_bytes = sizes.length * sizes.dtype.itemsize
@@ -137,7 +140,7 @@ class HostMemory:
     def name(self) -> str:
         """The same for all who share this memory, and for no other process of this machine."""
         found = os.fstat(self._arena.fd)
-        return f"{found.st_dev:x}-{found.st_ino:x}-{self._server_group}-{self._generation}"
+        return f"{found.st_dev:x}-{found.st_ino:x}-{self._session}-{self._server_group}-{self._generation}"
 
     def _vector(self, name: str, length: int, dtype: torch.dtype) -> Tensor:
         made = self._tensors.get(name)

@@ -1,16 +1,15 @@
 """Messages between the processes of one host: a socket in the kernel, for headers alone.
 
-Vectors lie in common memory. The socket has an abstract name, so nothing stays on disk; it takes connections of the
-same user only, and a message only after the secret that is written in the common memory. Messages arrive whole
-(SOCK_SEQPACKET), so an unauthenticated process can send nonsense, but no half of a message. A server hears at once of
-a worker that dies.
+Vectors lie in common memory. The socket has an abstract name, so nothing stays on disk, and each server makes the name
+from a secret that it writes in the common memory: no other user can know it before. A server takes connections of the
+same user only, and a message only after that secret. Messages arrive whole (SOCK_SEQPACKET), so an unauthenticated
+process can send nonsense, but no half of a message. A server hears at once of a worker that dies.
 """
 
 import contextlib
-import os
+import hashlib
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,7 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from torch import Tensor
 
 from manyhands import telemetry
-from manyhands.errors import PeerLost, UsageError
+from manyhands.comm.transports import peer_user
+from manyhands.errors import PeerLost
 from manyhands.servers.protocol.messages import Hello, NotAMessage, request
 from manyhands.servers.transport.host_memory import HostMemory
 
@@ -30,13 +30,10 @@ _CONNECT_S = 300.0
 _PATIENCE_MS = 100  # how long to wait for an answer before asking whether it is still to come
 
 
-def _address(memory: HostMemory, server: int) -> str:
-    return f"\0manyhands/{memory.name()}/{server}"
-
-
-def _same_user(link: socket.socket) -> bool:
-    _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return user in (0, os.geteuid())
+def _name(memory: HostMemory, server: int, secret: bytes) -> str:
+    """All users can read it as long as the server listens, so the secret itself is not in it."""
+    place = f"{memory.name()}/{server}"
+    return f"manyhands/{hashlib.blake2b(place.encode(), key=secret, digest_size=16).hexdigest()}"
 
 
 def _parts(content: bytes) -> Iterator[bytes]:
@@ -75,10 +72,7 @@ class LocalPort:
     def __init__(self, memory: HostMemory, server: int, peers: Collection[int] = ()) -> None:
         self._peers = peers  # generations are not their business
         self._secret = memory.make_secret(server)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(_address(memory, server))
-        self._listener.listen(256)
-        self._listener.setblocking(False)
+        self._listener = peer_user.listen(_name(memory, server, self._secret), socket.SOCK_SEQPACKET)
         self._unauthenticated: list[_Inbox] = []
         self._workers: dict[int, _Inbox] = {}
         self._generation = 0
@@ -90,10 +84,7 @@ class LocalPort:
 
     def take(self) -> Iterator[Said]:
         """At most one message from each worker, so that none waits for another's many."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                link, _ = self._listener.accept()
-                self._welcome(link)
+        self._unauthenticated += map(_Inbox, peer_user.accept(self._listener))
         for inbox in list(self._unauthenticated):
             yield from self._introduced(inbox)
         for worker, inbox in list(self._workers.items()):
@@ -105,13 +96,6 @@ class LocalPort:
                 raise PeerLost(f"worker {worker} is gone without a word") from None
             if content is not None:
                 yield worker, content, None
-
-    def _welcome(self, link: socket.socket) -> None:
-        if _same_user(link):
-            self._unauthenticated.append(_Inbox(link))
-        else:
-            telemetry.count("strangers", 1)
-            link.close()
 
     def _introduced(self, inbox: _Inbox) -> Iterator[Said]:
         """A connection becomes a worker's by the secret in its first message; until then it is unauthenticated."""
@@ -180,8 +164,7 @@ class LocalConnection:
     def __init__(self, memory: HostMemory, server: int, check: Callable[[], None] = lambda: None) -> None:
         self.server = server
         self._check = check
-        self._link = _connected(_address(memory, server), server, check)
-        self.secret = memory.secret(server)
+        self._link, self.secret = _connected(memory, server, check)
         self._inbox = _Inbox(self._link)
         self._answers: deque[bytes] = deque()  # heard while there was no room to speak
 
@@ -234,21 +217,20 @@ class LocalConnection:
         self._link.close()
 
 
-def _connected(address: str, server: int, check: Callable[[], None]) -> socket.socket:
-    """The server may still be starting: try until it listens."""
+def _connected(memory: HostMemory, server: int, check: Callable[[], None]) -> tuple[socket.socket, bytes]:
+    """The connection and the server's secret. The server may still be starting: try until it listens.
+
+    A server that comes in the place of another has a secret of its own, and so a name of its own.
+    """
     deadline = time.monotonic() + _CONNECT_S
     while True:
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            link.connect(address)
-        except (ConnectionRefusedError, FileNotFoundError):
-            link.close()
-            if time.monotonic() > deadline:
-                raise PeerLost(f"server {server} did not come within {_CONNECT_S:.0f} s") from None
-            check()
-            time.sleep(0.01)
-            continue
-        if not _same_user(link):
-            link.close()
-            raise UsageError(f"another user of this machine listens in place of server {server}")
-        return link
+        secret = memory.secret(server)
+        link = (
+            peer_user.connect(_name(memory, server, secret), socket.SOCK_SEQPACKET) if any(secret) else None
+        )
+        if link is not None:
+            return link, secret
+        if time.monotonic() > deadline:
+            raise PeerLost(f"server {server} did not come within {_CONNECT_S:.0f} s")
+        check()
+        time.sleep(0.01)

@@ -10,7 +10,7 @@ from manyhands import telemetry
 from manyhands.replica.layout import Span
 from manyhands.replica.optimizer.hyper_parameters import NamedNumbers, named_numbers
 from manyhands.replica.replica import Replica, Share
-from manyhands.servers.protocol.messages import Done, ExchangeNow, Leave, Push
+from manyhands.servers.protocol.messages import Done, ExchangeNow, Leave, Push, Used
 from manyhands.servers.protocol.ownership import SpanGroup
 from manyhands.servers.protocol.push_notes import NoNotes, PushNotes, round_key
 from manyhands.servers.worker.deferral import Deferral, Deferrals
@@ -70,7 +70,7 @@ class Servers:
         self.reconciled = Reconciled(
             rounds=0, used_in=-1
         )  # what elastic servers had as this generation began
-        self.used = 0  # how far this worker will have come with its data, when the step in flight is made
+        self.used: Used = ()  # how far this worker will have come with its data, when the step in flight is made
         self.evaluation = SharedEvaluation(connections, groups, replica, clipping.clip_norm)
         self._speaker = speaker
         self._replica = replica

@@ -15,6 +15,7 @@ from manyhands.replica.replica import Replica
 from manyhands.replica.served import served_replica
 from manyhands.replica.server_memory import ServerMemory
 from manyhands.replica.state.state import spread
+from manyhands.servers.protocol import served_sessions
 from manyhands.servers.protocol.parts import outline, tell
 from manyhands.servers.protocol.scheme import Scheme, describe, elastic_scheme
 from manyhands.servers.protocol.server_group import (
@@ -40,18 +41,19 @@ def join(
     has_begun: bool,
     arena: Arena,
     peers: Sequence[Sequence[int]] = (),
+    session: int = 0,
 ) -> tuple[Replica, Comm, Servers | None]:
     """A worker's replica, whose updates the servers make, and the connection with them of those who have one.
 
     Where the service has a cache, the first worker of each host speaks for all of them. Where replicas are in parts,
     this one's is `part`, the world is that of those who have the same, and `arena` the memory that all have.
     """
-    if world.comm.servers is not None:
-        raise UsageError("servers serve one session: a script that uses them can make only one")
+    if session:
+        served_sessions.require(session, world.neighbours, arena, world.host.check_peers)
     if next(part.model.parameters()).device.type != "cpu":
         raise UsageError("servers keep parameters in the host's memory; use --device cpu with them")
     host = world.host
-    group = _server_group(world, service, peers if part.spread else None)
+    group = _server_group(world, service, peers if part.spread else None).of_session(session)
     scheme = _scheme(part, optimizer, group, service, arena, has_begun=has_begun)
     rank = group.rank_info.rank
     speaker, allocate = (host.ranks[0], host.allocate) if service.cached else (rank, ordinary)
@@ -70,7 +72,7 @@ def join(
     if connections is not None:
         servers = servers_of(group, arena, scheme, service, connections, vectors, replica)
         if world.rank == 0 and not part.spread:
-            servers.orphaned = _orphaned(world, arena, scheme, service)
+            servers.orphaned = _orphaned(world, arena, scheme, service, session)
     world.comm.servers = _seen_by_worker(world, servers, service)
     _start(servers, replica, world, service, has_begun=has_begun)
     return replica, world.comm, servers
@@ -102,10 +104,12 @@ def _scheme(
     return describe(part.model, optimizer, group.rank_info.servers, every=service.every_of, held=held)
 
 
-def _orphaned(world: World, arena: Arena, scheme: Scheme, service: Service) -> list[ServerConnections]:
+def _orphaned(
+    world: World, arena: Arena, scheme: Scheme, service: Service, session: int
+) -> list[ServerConnections]:
     """Connections with the server groups that have no worker left: worker 0 sees to them."""
     return [
-        connect(group, arena, scheme, cached=False, check=world.host.check_peers)
+        connect(group.of_session(session), arena, scheme, cached=False, check=world.host.check_peers)
         for group in orphaned_server_groups(world.rank_info, world.neighbours, service.rule.server_groups)
     ]
 
@@ -214,17 +218,20 @@ def _lost(part: float, service: Service) -> ServersLost:
 
 
 def used_by(
-    servers: Servers, world: World, before: World, progress: int, *, was_here: bool
-) -> list[int] | None:
-    """How far each worker of the generation `before` had come with its data, in updates that count; None where none of
-    them has made any. A worker that is still here knows it best: it makes again what it was making."""
+    servers: Servers, world: World, before: World, progress: Sequence[int], *, was_here: bool
+) -> list[Sequence[int]] | None:
+    """How far each worker of the generation `before` had come with each stream of its data, in updates that count; None
+    where none of them has made any. A worker that is still here knows it best: it makes again what it was making."""
     generation = before.rank_info.generation
-    rows = world.exchange([float(before.rank if was_here else -1), float(generation), float(progress)])
+    rank = before.rank if was_here else -1
+    rows = world.exchange([float(rank), float(generation), *(float(value) for value in progress)])
     found = servers.reconciled
     if found.used_in != generation:
         return None
-    here = {int(row[0]): int(row[2]) for row in rows if row[0] >= 0 and row[1] == generation}
-    return [here.get(rank, found.used.get(rank, 0)) for rank in range(before.size)]
+    here = {
+        int(row[0]): [int(value) for value in row[2:]] for row in rows if row[0] >= 0 and row[1] == generation
+    }
+    return [here.get(rank, found.used.get(rank, ())) for rank in range(before.size)]
 
 
 def go_on(servers: ServerAccess, before: ServerAccess | None, world: World, *, counts: bool) -> None:

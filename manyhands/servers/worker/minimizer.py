@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from manyhands.replica.optimizer.abilities import settings_of
 from manyhands.replica.optimizer.clipped_path import clip_factor
+from manyhands.replica.optimizer.twins import settings_of
 from manyhands.servers.protocol.messages import GRADIENT, PARAMS
 
 Terms = list[tuple[str, float]]

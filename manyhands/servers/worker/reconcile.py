@@ -15,6 +15,7 @@ from manyhands.servers.protocol.messages import (
     GoBack,
     Reconcile,
     Status,
+    Used,
 )
 from manyhands.servers.protocol.ownership import SpanGroup
 from manyhands.servers.worker.server_connections import ServerConnections
@@ -28,7 +29,7 @@ class Reconciled:
     """Steps that were gathered from all workers and are in every group."""
     lost: int = 0
     """Elements that no server has any more."""
-    used: Mapping[int, int] = field(default_factory=dict)
+    used: Mapping[int, Used] = field(default_factory=dict)
     """By worker of the generation `used_in`: how far it had come with its data in gradients that every group has."""
     used_in: int = 0
 
@@ -74,7 +75,7 @@ class ElasticReconciliation:
         if lost:
             return Reconciled(rounds=0, lost=lost)
         used_in = max(one.used_in for one in holds)
-        used: list[dict[int, int]] = []
+        used: list[dict[int, Used]] = []
         for group in self._groups:
             counts = [one.counts.get(group.index, -1) for one in holds]
             source = counts.index(max(counts))
@@ -85,7 +86,7 @@ class ElasticReconciliation:
                     self._transfer(group, source, target, holds[source])
         self._begin()
         workers = {worker for row in used for worker in row}
-        least = {worker: min(row.get(worker, 0) for row in used) for worker in workers}
+        least = {worker: min(row.get(worker, ()) for row in used) for worker in workers}
         return Reconciled(rounds=rounds, used=least, used_in=used_in)
 
     def copy(self) -> None:

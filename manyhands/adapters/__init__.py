@@ -1,0 +1,1 @@
+"""Other people's ways to write a training loop, each on top of the session, and each in one file."""

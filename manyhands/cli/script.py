@@ -1,0 +1,66 @@
+"""What `launch` runs: a script or a module, and what a person may have meant where it can be neither."""
+
+import argparse
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyhands.errors import UsageError
+
+SPECS = (".toml", ".json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCommand:
+    words: list[str]
+    """As `python` would get them."""
+    name: str
+    """For the run's directory."""
+
+
+def command_of(options: argparse.Namespace) -> ScriptCommand:
+    """What to run, by the command line."""
+    if options.module is not None:
+        if not options.module or not all(part.isidentifier() for part in options.module[0].split(".")):
+            raise UsageError("name the module to run, as in manyhands launch -m package.module")
+        return ScriptCommand(words=["-m", *options.module], name=options.module[0].rpartition(".")[2])
+    if options.script is None:
+        raise UsageError("name the script to run, as in manyhands launch script.py")
+    script = Path(options.script)
+    _refuse(script)
+    return ScriptCommand(words=[str(script), *options.arguments], name=script.stem)
+
+
+def _refuse(script: Path) -> None:
+    """Whatever is no script."""
+    if script.is_dir():
+        way = f"-m {script.name}" if (script / "__main__.py").exists() else "a Python file in it"
+        raise UsageError(f"'{script}' is a directory; give {way}")
+    if not script.is_file():
+        raise UsageError(
+            f"there is no script '{script}' here; give the path of a Python file{_meant(script)}"
+        )
+    if script.suffix == ".ipynb":
+        raise UsageError(
+            f"'{script}' is a notebook, and workers run scripts; call mh.run(function, workers=2) in it, or write it "
+            f"out with `jupyter nbconvert --to script {script}`, and launch {script.with_suffix('.py').name}"
+        )
+    if script.suffix in SPECS:
+        raise UsageError(f"'{script}' is a spec file and no script; use manyhands train {script}")
+
+
+def _meant(script: Path) -> str:
+    try:
+        there = [path.name for path in script.parent.iterdir() if path.suffix == ".py"]
+    except OSError:
+        return ""
+    found = difflib.get_close_matches(script.name, there, 1, 0.7)
+    if found:
+        return f"; did you mean {script.with_name(found[0])}?"
+    module = Path(*str(script).split(".")).with_suffix(".py")
+    return f"; did you mean -m {script}?" if "." in str(script) and module.exists() else ""
+
+
+def is_script(text: str) -> bool:
+    """Whether a word of the command line names a script, where something else is wanted."""
+    return text.endswith(".py")

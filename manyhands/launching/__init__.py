@@ -1,0 +1,1 @@
+"""Runs of our own launcher, as `train`, `launch` and `mh.run` begin, show and end them."""
