@@ -112,9 +112,10 @@ def _of_stream(engine: Engine, stream: Stream) -> Iterator[Any]:
     feeds = engine.feeds
     feed = feeds.feed_for(stream)
     feeds.enter(feed)
+    joins = feed.is_joining  # then the loop is that of the other workers, also where none of its samples is left
     try:
         _begin(engine, feed, stream)
-        if feed.must_end:  # the last loop was left for good, or after its last batch
+        if feed.must_end and not joins:  # the last loop was left for good, or after its last batch
             _end(engine, feed)
             _begin(engine, feed, stream)
         engine.clock.start()
