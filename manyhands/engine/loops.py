@@ -112,7 +112,8 @@ def _of_stream(engine: Engine, stream: Stream) -> Iterator[Any]:
     feeds = engine.feeds
     feed = feeds.feed_for(stream)
     feeds.enter(feed)
-    joins = feed.is_joining  # then the loop is that of the other workers, also where none of its samples is left
+    # Then this is the loop of the other workers, also where none of its samples is left.
+    joins = feed.is_joining
     try:
         _begin(engine, feed, stream)
         if feed.must_end and not joins:  # the last loop was left for good, or after its last batch
