@@ -84,10 +84,23 @@ class EmulatedHosts:
         """Pull the host's cable: it keeps its address, and no message reaches it."""
         _in(self._switch, "link", "set", _port(host), "down")
 
+    def deafen(self, host: int) -> None:
+        """A cut in one direction: the host still sends, and hears nothing."""
+        _shape(self._switch, _port(host), "blackhole")
+
+    def mute(self, host: int) -> None:
+        """A cut in the other direction: the host still hears, and nothing that it sends arrives."""
+        _shape(self._hosts[host], "eth0", "blackhole")
+
+    def slow(self, host: int, mbit: float) -> None:
+        """Limit the host's link in both directions."""
+        self._limit(host, mbit)
+
     def heal(self, host: int) -> None:
-        """Plug the cable in again."""
+        """Plug the cable in again; it carries what it did at first."""
         _in(self._switch, "link", "set", _port(host), "master", "bridge0")
         _in(self._switch, "link", "set", _port(host), "up")
+        self._limit(host, self.bandwidth_mbit)
 
     def part(self, side: Collection[int]) -> None:
         """Divide the hosts in two sides that do not hear each other; `heal` gives a host back to all."""
@@ -107,8 +120,12 @@ class EmulatedHosts:
         _in(switch, "link", "set", port, "master", "bridge0")
         _in(switch, "link", "set", port, "up")
         if self.bandwidth_mbit is not None:
-            _limit(name, "eth0", self.bandwidth_mbit)
-            _limit(switch, port, self.bandwidth_mbit)
+            self._limit(host, self.bandwidth_mbit)
+
+    def _limit(self, host: int, mbit: float | None) -> None:
+        """What either end of the cable sends; None: as fast as it can."""
+        for namespace, interface in ((self._hosts[host], "eth0"), (self._switch, _port(host))):
+            _shape(namespace, interface, *(["noqueue"] if mbit is None else _bucket(mbit)))
 
 
 def _unique_name() -> str:
@@ -119,13 +136,16 @@ def _port(host: int) -> str:
     return f"port{host}"
 
 
-def _limit(namespace: str, interface: str, mbit: float) -> None:
-    """Limit what this end sends; the other end of the cable limits the other direction."""
+def _bucket(mbit: float) -> list[str]:
+    """A link of this speed."""
     rate_bytes = mbit * 1e6 / 8
-    bucket = f"{max(16_000, int(rate_bytes * BUCKET_S))}b"
-    rate = f"{int(mbit * 1e6)}bit"
-    tbf = ["tbf", "rate", rate, "burst", bucket, "latency", "100ms"]
-    _call("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", *tbf)
+    burst = f"{max(16_000, int(rate_bytes * BUCKET_S))}b"
+    return ["tbf", "rate", f"{int(mbit * 1e6)}bit", "burst", burst, "latency", "100ms"]
+
+
+def _shape(namespace: str, interface: str, *queue: str) -> None:
+    """How this end sends; the other end of the cable has the other direction."""
+    _call("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *queue)
 
 
 def _in(namespace: str, *arguments: str) -> None:

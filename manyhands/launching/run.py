@@ -171,12 +171,7 @@ def elastic_terms(
         )
     strategies.admit_copies(strategy, have_hosts=hosts is not None)
     if hosts is not None:
-        is_fit = traits.servers.elastic if traits.servers is not None else traits.lockstep
-        if not is_fit:
-            raise UsageError(
-                "--hosts is for strategies whose workers take every step together, and for servers without `cache` and "
-                f"`every`, and {strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
-            )
+        admit_hosts(strategy)
         number, place = parse_hosts(hosts)
         return Elastic(
             most=most if most > workers else NUMBERS,
@@ -195,6 +190,16 @@ def elastic_terms(
         group_size=mesh.members,
         replicas_equal=traits.synchronous,
     )
+
+
+def admit_hosts(strategy: strategies.Strategy) -> None:
+    """Refuse a strategy that is not for hosts that come and go."""
+    traits = strategy.traits
+    if not (traits.servers.elastic if traits.servers is not None else traits.lockstep):
+        raise UsageError(
+            "--hosts is for strategies whose workers take every step together, and for servers without `cache` and "
+            f"`every`, and {strategies.describe(strategy)} is not one of them; use torchrun, mpirun or Slurm for it"
+        )
 
 
 def stall_s() -> float:

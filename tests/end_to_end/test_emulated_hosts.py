@@ -42,6 +42,22 @@ with socket.create_server((sys.argv[1], 0)) as server:
     print(server.getsockname()[1], flush=True)
     sys.stdin.read()
 """
+HEAR = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ear:
+    ear.bind((sys.argv[1], 0))
+    ear.settimeout(0.6)
+    print(ear.getsockname()[1], flush=True)
+    try:
+        print(ear.recv(100).decode())
+    except TimeoutError:
+        print("nothing")
+"""
+SAY = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mouth:
+    mouth.sendto(b"a word", (sys.argv[1], int(sys.argv[2])))
+"""
 CONNECT = """
 import socket, sys
 try:
@@ -116,6 +132,40 @@ def test_a_cut_link_carries_nothing_until_it_is_healed() -> None:
             assert reaches(0, 20)
             server.communicate()
     assert _namespaces() == set()
+
+
+@needs_hosts
+def test_a_cut_in_one_direction_leaves_the_other() -> None:
+    with emulated_hosts.EmulatedHosts(2) as net:
+
+        def hears(source: int, target: int) -> bool:
+            hear = [*net.command_prefix(target), sys.executable, "-c", HEAR, net.address(target)]
+            with subprocess.Popen(hear, stdout=subprocess.PIPE, text=True) as ear:
+                assert ear.stdout
+                say = [sys.executable, "-c", SAY, net.address(target), ear.stdout.readline().strip()]
+                subprocess.run([*net.command_prefix(source), *say], check=True)
+                return ear.stdout.read() == "a word\n"
+
+        def ways() -> tuple[bool, bool]:
+            return hears(0, 1), hears(1, 0)
+
+        assert ways() == (True, True)
+        net.deafen(1)
+        assert ways() == (False, True)
+        net.heal(1)
+        net.mute(1)
+        assert ways() == (True, False)
+        net.heal(1)
+        assert ways() == (True, True)
+
+
+@needs_hosts
+def test_a_link_becomes_slow_and_what_it_was() -> None:
+    with emulated_hosts.EmulatedHosts(2) as net:
+        net.slow(1, 50)
+        slow_mbit = _transfer(net, 0, 1)
+        net.heal(1)
+        assert slow_mbit < 50 * 1.1 < _transfer(net, 0, 1)
 
 
 @needs_hosts

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from tests.faults import harness, training
+from manyhands import strategies
+from tests.faults import harness, registered, training
 
 EPOCHS = 2
 EVERY = torch.arange(training.LENGTH)
@@ -49,9 +50,23 @@ def deferred_history(ran: harness.Logs, optimizer: str, *, lr: float, layer: str
     torch.testing.assert_close(ran.parameters(one), together, rtol=1e-6, atol=1e-6)
 
 
-def has_learned(ran: harness.Logs) -> None:
+def learned(strategy: str, ran: harness.Logs, optimizer: str, *, lr: float, epochs: int = EPOCHS) -> None:
+    """Where workers take every step together, one process that has made the same steps has the same parameters.
+
+    Elsewhere the parameters depend on when a death is noticed; but the survivors have learned.
+    """
+    traits = strategies.parse(strategy).traits
+    if strategy == registered.DEFERRED:
+        deferred_history(ran, optimizer, lr=lr, layer="2", every=3)
+    elif traits.synchronous and traits.repeatable:
+        one_history(ran, optimizer, lr=lr)
+    else:
+        has_learned(ran, epochs=epochs)
+
+
+def has_learned(ran: harness.Logs, *, epochs: int = EPOCHS) -> None:
     """The loss over all samples ends far below that of a net that has learned nothing."""
     start = training.loss(training.net(), training.Numbered(training.LENGTH).batch(EVERY, 0)).item()
     losses = [row["loss"] for row in ran.logs[min(ran.ends)] if row["kind"] == "evaluated"]
-    assert len(losses) == EPOCHS
+    assert len(losses) == epochs
     assert losses[-1] < LEARNED * start

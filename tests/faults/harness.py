@@ -2,9 +2,12 @@
 
 `who` is a worker's number. `when` is a step, in the middle of whose forward pass the worker does it to itself, or a
 number of seconds after the first step, when the supervisor does it. A fault of the kind `update` kills a worker, or a
-server by its rank, in the middle of so many calls of its optimizer (`training.Own`).
+server by its rank, in the middle of so many calls of its optimizer (`training.Own`). One of the kind `memory` takes a
+worker into a control group (setting `memory_group`) and asks for memory until the kernel kills it. `disk` fills the
+file system on which the run saves (`saves`), and `room` gives it back.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -32,13 +35,15 @@ SIGNALS = {
     "segfault": signal.SIGSEGV,
     "leave": signal.SIGUSR1,
 }
+MORTAL = {"kill", "stop", "segfault", "memory", "update"}  # a worker does not outlive these
 PATIENCE_S = 90.0
+DISK = "disk"  # in a run's folder: the file system that is filled
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One worker, one moment, one kind: kill, stop, segfault, leave, update; or server, of which `who` is the number;
-    or coordinator (which has no `who`)."""
+    """One worker, one moment, one kind: kill, stop, segfault, memory, leave, update; or server, of which `who` is the
+    number; or coordinator, disk, room (which have no `who`)."""
 
     who: int
     when: float | int
@@ -114,6 +119,11 @@ class Ran(Logs):
     events: list[Event]
     fired: list[Fault]
 
+    @property
+    def killed(self) -> list[int]:
+        """The ids of the workers that the faults have ended."""
+        return [self.logs[fault.who][0]["pid"] for fault in self.fired if fault.kind in MORTAL]
+
     def of(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]
 
@@ -154,6 +164,8 @@ def run(
             if time.monotonic() - first_step_s[0] >= fault.when and _do(fault, folder):
                 pending.remove(fault)
                 fired.append(fault)
+        if not any(isinstance(fault.when, float) for fault in pending):
+            (folder / "enough").touch()
 
     inside = [[fault.who, fault.when, fault.kind] for fault in faults if isinstance(fault.when, int)]
     outcome = supervisor.run(
@@ -210,6 +222,9 @@ def has_stepped(log: list[dict[str, Any]]) -> bool:
 
 
 def _do(fault: Fault, folder: Path) -> bool:
+    if fault.kind in ("disk", "room"):
+        _fill(folder / DISK / "ballast", is_full=fault.kind == "disk")
+        return True
     if fault.kind in ("coordinator", "server"):
         name = "coordinator" if fault.kind == "coordinator" else f"server {fault.who}"
         pids = [pid for pid in _children(os.getpid()) if _name(pid) == name]
@@ -218,6 +233,15 @@ def _do(fault: Fault, folder: Path) -> bool:
     for pid in pids:
         os.kill(pid, SIGNALS.get(fault.kind, signal.SIGKILL))
     return bool(pids)
+
+
+def _fill(ballast: Path, *, is_full: bool) -> None:
+    if not is_full:
+        ballast.unlink()
+        return
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):  # until there is no room
+        while True:
+            file.write(bytes(4096))
 
 
 def _children(pid: int) -> list[int]:

@@ -2,7 +2,8 @@
 
 `when` is seconds after the first step. `where` is for the kind `kill` a host and a process of it, the servers after the
 workers; a host for `host` (every process of it is killed) and `vanish` (the same, with its cable pulled first); and
-hosts, for some seconds, for `cut` (each from all others) and `part` (these from the others).
+hosts, for some seconds, for `cut` (each from all others), `deaf` and `mute` (the same in one direction), `slow` and
+`part` (these from the others).
 """
 
 import json
@@ -21,6 +22,7 @@ from tests.end_to_end.commands import BIN, clean_environment
 from tests.faults import harness
 
 PATIENCE_S = 110.0
+SLOW_MBIT = 2.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Ran(harness.Logs):
     """How a run with faults went."""
 
     fired: list[Fault]
+    killed: list[int]  # by their ids: the processes that the faults have ended
     events: list[dict[str, Any]] = field(default_factory=list)
     said: str = ""
 
@@ -83,7 +86,7 @@ def run(
         _wait_for((out / "join.json").exists)
         for host, workers in enumerate(layout[1:], start=1):
             launch(host, "--join", str(out), "--workers", str(workers), *serving[host])
-        fired = _watch(net, launchers, folder, layout, list(faults))
+        fired, killed = _watch(net, launchers, folder, layout, list(faults))
         said = (folder / "said-0").read_text()
         doomed = {host for fault in fired if fault.kind in ("host", "vanish") for host in fault.where}
         codes = {host: one.wait(20) for host, one in enumerate(launchers) if host not in doomed}
@@ -96,7 +99,7 @@ def run(
     logs = harness.logs_in(folder)
     lines = (out / "events" / "launcher.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    return Ran(folder=folder, logs=logs, fired=fired, events=events, said=said)
+    return Ran(folder=folder, logs=logs, fired=fired, killed=killed, events=events, said=said)
 
 
 def _watch(
@@ -105,11 +108,13 @@ def _watch(
     folder: Path,
     layout: Sequence[int],
     pending: list[Fault],
-) -> list[Fault]:
+) -> tuple[list[Fault], list[int]]:
     """Until the first launcher has ended; does what is due, and says when that is all and everyone is back."""
     events = folder / "run" / "events" / "launcher.jsonl"
-    back = sum(layout[1:]) + sum(layout[host] for one in pending if one.for_s for host in one.where)
+    away = [host for one in pending if one.for_s and one.kind != "slow" for host in one.where]
+    back = sum(layout[1:]) + sum(layout[host] for host in away)
     fired: list[Fault] = []
+    killed: list[int] = []
     healing: list[tuple[float, Fault]] = []
     began_s, first_step_s = time.monotonic(), 0.0
     while launchers[0].poll() is None:
@@ -118,7 +123,7 @@ def _watch(
         if not first_step_s and any(harness.has_stepped(log) for log in harness.logs_in(folder).values()):
             first_step_s = now
         for fault in [one for one in pending if first_step_s and now - first_step_s >= one.when]:
-            _do(net, fault, folder)
+            killed += _do(net, fault, folder)
             pending.remove(fault)
             fired.append(fault)
             if fault.for_s:
@@ -130,24 +135,35 @@ def _watch(
         if not pending and not healing and events.exists() and events.read_text().count('"join"') >= back:
             (folder / "enough").touch()
         time.sleep(0.05)
-    return fired
+    return fired, killed
 
 
-def _do(net: EmulatedHosts, fault: Fault, folder: Path) -> None:
+def _do(net: EmulatedHosts, fault: Fault, folder: Path) -> list[int]:
+    """Returns whom it has killed."""
     if fault.kind == "kill":
         host, index = fault.where
         here = net.processes(host)
         logs = sorted(harness.logs_in(folder).items())
-        os.kill([log[0]["pid"] for _, log in logs if log[0]["pid"] in here][index], signal.SIGKILL)
-        return
+        victim: int = [log[0]["pid"] for _, log in logs if log[0]["pid"] in here][index]
+        os.kill(victim, signal.SIGKILL)
+        return [victim]
+    killed: list[int] = []
     if fault.kind == "part":
         net.part(fault.where)
     for host in fault.where:
         if fault.kind in ("cut", "vanish"):
             net.cut(host)
+        if fault.kind == "deaf":
+            net.deafen(host)
+        if fault.kind == "mute":
+            net.mute(host)
+        if fault.kind == "slow":
+            net.slow(host, SLOW_MBIT)
         if fault.kind in ("host", "vanish"):
             for pid in net.processes(host):
                 os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+    return killed
 
 
 def _end(net: EmulatedHosts, launchers: list[subprocess.Popen[bytes]]) -> None:

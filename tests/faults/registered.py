@@ -8,6 +8,7 @@ from manyhands import placement as placements
 from manyhands import strategies
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.errors import UsageError
+from tests.faults import training
 
 MOST = 12  # workers of a run
 OPTIMIZERS = {None: "momentum", "lbfgs": "LBFGS"}  # by the only one that a strategy trains with
@@ -53,6 +54,12 @@ def servers(strategy: str, placement: str = placements.DEFAULT) -> int:
 
 def optimizer(strategy: str) -> str:
     return OPTIMIZERS[strategies.tuning(strategies.parse(strategy)).only_optimizer]
+
+
+def rate(strategy: str) -> float:
+    """Late gradients, and an update from every worker's own, need a smaller learning rate to learn at all."""
+    traits = strategies.parse(strategy).traits
+    return training.LR if traits.pooled and not traits.late else training.LR / 5
 
 
 def workers(

@@ -28,20 +28,6 @@ def check(ran: Ran, faults: list[Fault], finished: set[int], *, epochs: int = ch
     }
 
 
-def check_learned(strategy: str, ran: Ran, optimizer: str, *, lr: float) -> None:
-    """Where workers take every step together, one process that has made the same steps has the same parameters.
-
-    Elsewhere the parameters depend on when a death is noticed; but the survivors have learned.
-    """
-    traits = strategies.parse(strategy).traits
-    if strategy == registered.DEFERRED:
-        checks.deferred_history(ran, optimizer, lr=lr, layer="2", every=3)
-    elif traits.synchronous and traits.repeatable:
-        checks.one_history(ran, optimizer, lr=lr)
-    else:
-        checks.has_learned(ran)
-
-
 def test_what_is_registered_later_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     newcomer = type("Newcomer", (strategies.STRATEGIES[strategies.DEFAULT],), {})
     monkeypatch.setitem(strategies.STRATEGIES, "newcomer", newcomer)
@@ -49,12 +35,6 @@ def test_what_is_registered_later_is_killed_too(monkeypatch: pytest.MonkeyPatch)
     assert registered.workers("newcomer", replicas=3) == 3
     named = {strategies.parse(text) for text in STRATEGIES}
     assert {strategies.parse(text) for text in strategies.PRESETS} <= named
-
-
-def rate(strategy: str) -> float:
-    """Late gradients, and an update from every worker's own, need a smaller learning rate to learn at all."""
-    traits = strategies.parse(strategy).traits
-    return training.LR if traits.pooled and not traits.late else training.LR / 5
 
 
 def pause_s(strategy: str) -> float:
@@ -77,12 +57,12 @@ def test_all_workers_but_one_die(strategy: str, tmp_path: Path) -> None:
         strategy=strategy,
         servers=registered.servers(strategy),
         optimizer=optimizer,
-        lr=rate(strategy),
+        lr=registered.rate(strategy),
         pause_s=pause_s(strategy),
         down_to=workers if strategies.parse(strategy).traits.lockstep else 1,
     )
     check(ran, faults, {1})
-    check_learned(strategy, ran, optimizer, lr=rate(strategy))
+    checks.learned(strategy, ran, optimizer, lr=registered.rate(strategy))
 
 
 # What a strategy throws away by its own rule, death or no death.
@@ -146,7 +126,7 @@ def test_a_server_dies_and_another_goes_on_with_what_it_knew(strategy: str, tmp_
     assert [event.text for event in ran.of("server")] == [
         "server 1 died (killed by SIGKILL): another takes over from it"
     ]
-    check_learned(strategy, ran, optimizer, lr=lr)
+    checks.learned(strategy, ran, optimizer, lr=lr)
 
 
 def shape(strategy: str, placement: str, *, replicas: int) -> list[tuple[str, str, int]]:
@@ -182,7 +162,7 @@ def test_a_whole_replica_goes_on_when_another_loses_a_part(
         lr=ADAM_LR,
     )
     check(ran, faults, set(range(workers // 2)))
-    check_learned(strategy, ran, "Adam", lr=ADAM_LR)
+    checks.learned(strategy, ran, "Adam", lr=ADAM_LR)
 
 
 # One replica alone, and parts whose servers cannot do without a worker of theirs.

@@ -218,6 +218,14 @@ def update_one_at_a_time(lock: IO[str]) -> None:
     Replica.apply = apply  # type: ignore[method-assign]
 
 
+def exhaust_memory(group: Path) -> None:
+    """Enter this control group and ask for memory until the kernel has had enough."""
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    held = []
+    while True:
+        held.append(os.urandom(1 << 20))
+
+
 class Singly(Dataset[tuple[Tensor, Tensor, int]]):
     """The same samples one by one, as a DataLoader wants them."""
 
@@ -319,6 +327,8 @@ def main() -> None:
     def do(when: int, kind: str) -> None:
         todo.remove((when, kind))
         note(kind="fault", step=when, fault=kind)
+        if kind == "memory":
+            exhaust_memory(Path(settings["memory_group"]))
         os.kill(os.getpid(), SIGNALS.get(kind, signal.SIGKILL))
 
     Own.deaths = {when: partial(do, when, kind) for when, kind in todo if kind == "update"}
@@ -341,7 +351,10 @@ def main() -> None:
         clip_norm=settings.get("clip_norm"),
         seed=settings.get("seed", 0),
         example=None if digits else data.batch(torch.arange(BATCH), 0),
+        save_every=settings.get("save_every", "never"),
     )
+    if settings.get("saves"):
+        session.resume(settings["saves"])  # from here on it saves there
     loop = loops(data, settings)
     for _ in range(settings.get("epochs", 2)):
         for batch in loop(session):
