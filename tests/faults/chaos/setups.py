@@ -9,7 +9,7 @@ from manyhands.launching.run import admit_hosts
 from tests.faults import registered
 
 LAYOUTS = ((2, 2), (1, 2, 1), (2, 1, 1))  # workers of each host
-SPARE = 3  # replicas: all but one may be lost
+SPARE = 4  # replicas: all but one may be lost
 
 
 @dataclass(frozen=True, kw_only=True)
