@@ -12,7 +12,7 @@ help:
 	@echo "make test    set up, then run the tests"
 	@echo "make test-fast  units and contracts that start no process, in under 3 minutes on 2 cores"
 	@echo "make golden  write down anew what every strategy and placement computes (about a minute)"
-	@echo "make chaos   kill workers, servers and hosts at random instants, 200 times (about 20 minutes)"
+	@echo "make chaos   kill workers, servers and hosts at random instants, 400 times (about an hour)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make docs    the documentation as a site that can be searched, in build/site"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
@@ -37,7 +37,7 @@ golden: $(READY)
 	$(BIN)/python -m tests.golden
 
 chaos: $(READY)
-	$(BIN)/python -m tests.faults.chaos
+	$(BIN)/python -m tests.faults.chaos --keep
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -40,7 +40,7 @@ def attack(setup: SetUp, seed: int, folder: Path) -> tuple[AnyRan, list[Any]]:
     draw = random.Random(seed)
     if setup.hosts:
         return _on_hosts(setup, draw, folder)
-    faults = _victims(setup, draw) + _besides(setup, draw)
+    faults = faults_of(setup, draw)
     with _disk(folder, faults) as saving, _group(faults) as group:
         ran = harness.run(
             folder,
@@ -67,6 +67,11 @@ def training(setup: SetUp) -> dict[str, Any]:
         "lr": registered.rate(setup.strategy),
         "optimizer": registered.optimizer(setup.strategy),
     }
+
+
+def faults_of(setup: SetUp, draw: random.Random) -> list[harness.Fault]:
+    """For a run on one host."""
+    return _victims(setup, draw) + _besides(setup, draw)
 
 
 def _victims(setup: SetUp, draw: random.Random) -> list[harness.Fault]:
