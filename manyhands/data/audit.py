@@ -57,6 +57,11 @@ class Audit:
         self._unused.append(one)
         self.given = samples
 
+    def are_of_one(self, batches: Sequence[Any]) -> bool:
+        """Whether these are the tensors of one batch."""
+        ones = {self._handed.get(one) if isinstance(one, Tensor) else None for one in batches}
+        return len(batches) > 1 and len(ones) == 1 and None not in ones
+
     def turn(self) -> tuple[Ranges, int] | None:
         """The places of the batch whose turn it is, and their number: a step is about to use something made of it."""
         if not self._unused:

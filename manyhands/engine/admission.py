@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -45,6 +46,7 @@ def admit(settings: Settings, training: Training, world: World | ServerContext) 
     info = world.rank_info
     placed = placements.parse(settings.placement)
     mesh = placed.mesh(info.workers)
+    _admit_scripted(training.model, settings, mesh)
     asked = _asked(mesh.replicas, info, training, len(world.hosts) if isinstance(world, World) else None)
     if settings.skip_nonfinite and (strategy.traits.servers or needs_closure(training.optimizer)):
         raise UsageError(
@@ -78,6 +80,21 @@ def _admit_model(model: nn.Module) -> None:
                 f"the model is wrapped in {type(module).__name__}, which exchanges gradients by itself; give the "
                 f"session what is in it: mh.session({inside}, …)"
             )
+
+
+def _admit_scripted(model: nn.Module, settings: Settings, mesh: Mesh) -> None:
+    """Refuse modules of TorchScript, which call no hook of ours, where we need one."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.RecursiveScriptModule):
+            made, why = "script", "in which the session cannot see what a script loads"
+        elif isinstance(module, torch.jit.ScriptModule) and mesh.members > 1:
+            made, why = "trace", f"which {settings.placement} cannot divide"
+        else:
+            continue
+        raise UsageError(
+            f"{name or 'the model'} is a module of torch.jit.{made}, {why}; give the session the module that it was "
+            f"made of, and use torch.jit.{made} on that after training"
+        )
 
 
 def _admit_beside_others(model: nn.Module, world: World) -> None:

@@ -26,6 +26,7 @@ from manyhands.engine.saver import Saver
 from manyhands.engine.script_state import ScriptState
 from manyhands.engine.settings import Settings, Training
 from manyhands.engine.siblings import Siblings, siblings_of
+from manyhands.engine.spent_gradients import SpentGradients
 from manyhands.engine.watch import LossWatch, Stopwatch, Suspects
 from manyhands.errors import PeerLost
 from manyhands.placement.placed import PlacedModel
@@ -112,10 +113,10 @@ class Engine:
         self.script = ScriptState(training, is_synchronous=self.traits.synchronous)
         self.looks_at_loss: Callable[[Any, float], None] | None = None  # at those of the first steps
         self.writes, self.frozen = ForwardWrites(self.traits, self.say_once), Frozen()
+        self.spent = SpentGradients(self.say_once)
         # How all workers take over what their scripts have put into model or optimizer; set by the session.
         self.take_over: Callable[[Engine, bool], None] = lambda engine, trains: None
-        # a late joiner's settings of optimizer and scheduler
-        self.joined_with: tuple[list[Any], Any] | None = None
+        self.joined_with: tuple[list[Any], Any] | None = None  # a late joiner's optimizer and scheduler
         self.plan: dict[str, Any] | None = None  # saved with every checkpoint, where there is one
         self.on_main: list[Any] = []  # what the main worker makes for all (`once.py`), in the script's order
         self.number = self.siblings.add(self)

@@ -153,6 +153,7 @@ class Feeds:
 
     def take(self, batches: Sequence[Any], total: int) -> list[tuple[Feed, Ranges]]:
         """The step to come uses these batches; returns where their samples lie in the order of each epoch."""
+        self.admit(batches)
         if len(self.open) == 1:
             feed = self.open[0]
             feed.waiting = 0  # what the script has got and has not used by its next step it does not want
@@ -169,6 +170,14 @@ class Feeds:
             elif not places:
                 feed.passed = feed.waiting
         return used
+
+    def admit(self, batches: Sequence[Any]) -> None:
+        """Refuse a batch that was taken apart."""
+        if any(feed.audit.are_of_one(batches) for feed in self.open):
+            raise UsageError(
+                f"session.step(a, b) takes several batches, and was given the {len(batches)} tensors of one batch, "
+                "each of which would be a batch of its own; say session.step(batch) or session.step((inputs, targets))"
+            )
 
     def turn(self) -> tuple[list[tuple[Feed, Ranges]], int] | None:
         """What the script was given last, for something that it has made of it itself, and the number of samples; None

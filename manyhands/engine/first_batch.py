@@ -10,7 +10,7 @@ import torch
 
 from manyhands.data.loading import gather
 from manyhands.data.structure import samples_in
-from manyhands.engine import resume
+from manyhands.engine import habits, resume
 from manyhands.engine.engine import Engine
 from manyhands.engine.rejoin import draw_own_numbers, enter_first
 from manyhands.engine.step import survive
@@ -31,11 +31,13 @@ def meet(engine: Engine, batches: Sequence[Any]) -> None:
     """These batches are the first that the script gives to a step."""
     if engine.has_entered or engine.is_closed:
         return
+    engine.feeds.admit(batches)
     engine.placed.example = next((batch for batch in batches if samples_in(batch)), None)
     survive(engine, lambda: enter_first(engine))
     engine.placed.example = None
     resume.load_awaited(engine)
     engine.script.settle()
+    habits.look(engine)
 
 
 def meet_data(engine: Engine, data: Any, batch_size: int) -> None:

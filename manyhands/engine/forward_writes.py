@@ -11,7 +11,7 @@ constants.
 import enum
 import operator
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from manyhands.engine.generation import Generation
 from manyhands.engine.spot_check import Seen, SpotCheck
 from manyhands.errors import UsageError
+from manyhands.replica.part import Part
 from manyhands.strategies import Traits
 
 _version = operator.attrgetter("_version")
@@ -50,23 +51,29 @@ class ForwardWrites:
 
     def __init__(self, traits: Traits, warn: Callable[[str], None]) -> None:
         self._traits, self._warn = traits, warn
-        self._kind = _Written.OWN
+        self._kinds: list[_Written] = []
 
     def enter(self, generation: Generation) -> None:
         """A generation begins."""
         replica = generation.replica
-        self._kind = self._kind_in(generation)
+        trained, frozen = self._kind_in(generation), self._kind_of_frozen(generation)
         # Not those that lie in one memory.
         self._compares = generation.is_whole and self._traits.pooled
         self._compares &= generation.replicas > replica.memory.team.size
         self._names = [place.name for place in replica.layout.places]
-        self._params = replica.parameters
         self._originals: list[nn.Parameter] = list(replica.part.originals(replica.parameters))
+        self._kinds = [trained] * len(self._names)
+        self._frozen = {} if frozen is _Written.OWN else _frozen(replica.part, replica.parameters)
+        self._names += self._frozen
+        self._originals += self._frozen.values()
+        self._kinds += [frozen] * len(self._frozen)
+        self._params = [*replica.parameters, *self._frozen.values()]
         self._spots = SpotCheck(replica) if self.is_on and self._traits.lockstep else None
         self._suspects: set[int] = set()  # what was written to in a step before: then all of it is looked at
         self._constants: dict[int, set[float]] = {}  # what they have become, of those that may be written to
         self._versions: list[int] = []
         self._seen: Seen | None = None
+        self._middles: dict[str, list[int]] = {}
         self._before: dict[int, Tensor] = {}
 
     def _kind_in(self, generation: Generation) -> _Written:
@@ -89,27 +96,45 @@ class ForwardWrites:
             return _Written.REPEATED
         return _Written.COPIED if traits.pooled else _Written.OWN
 
+    def _kind_of_frozen(self, generation: Generation) -> _Written:
+        """Of what no optimizer updates, as a copy of the model that follows its averages: a step leaves it alone."""
+        memory = generation.replica.memory
+        if generation.replica.part.gives_up_writes:
+            return _Written.LOST
+        if generation.is_alone:
+            return _Written.OWN
+        if memory.is_shared and not self._traits.lockstep:
+            return _Written.UNORDERED
+        if memory.is_shared and memory.team.size > 1:
+            return _Written.REPEATED
+        return _Written.OWN if generation.is_whole else _Written.REPEATED
+
     @property
     def is_on(self) -> bool:
         """Whether a write may be something else than in one process."""
-        return self._kind is not _Written.OWN
+        return any(kind is not _Written.OWN for kind in self._kinds)
 
     # Around a forward pass
 
     def begin(self) -> None:
         self._versions = self._count()
         self._seen = self._spots.look() if self._spots else None
+        self._middles = self._look_at_frozen()
         self._before = {index: self._params[index].detach().clone() for index in self._suspects}
 
     def end(self) -> None:
         """Refuse what is something else than in one process."""
         versions = self._count()
         found = [
-            at for at, (now, then) in enumerate(zip(versions, self._versions, strict=True)) if now != then
+            at
+            for at, (now, then) in enumerate(zip(versions, self._versions, strict=True))
+            if now != then and self._kinds[at] is not _Written.OWN
         ]
         if self._spots is not None and self._seen is not None:
             found += [self._names.index(name) for name in self._spots.names(self._seen, self._spots.look())]
-        if found and self._kind is _Written.UNORDERED:
+        middles = self._look_at_frozen()
+        found += [self._names.index(name) for name in middles if middles[name] != self._middles[name]]
+        if found and self._kinds[found[0]] is _Written.UNORDERED:
             self._warn(self._sentence(found[0]))
         elif found and self._originals[found[0]] is not self._params[found[0]]:
             raise UsageError(self._sentence(found[0]))  # what is compared below is a shard of it
@@ -123,6 +148,15 @@ class ForwardWrites:
         with torch._C.DisableTorchFunctionSubclass():
             return list(map(_version, self._originals))
 
+    def _look_at_frozen(self) -> dict[str, list[int]]:
+        """The bits of one element of each: PyTorch keeps no count of what is written to `param.data`."""
+        with torch._C.DisableTorchFunctionSubclass():
+            middles = {
+                name: param.detach().reshape(-1)[param.numel() // 2 :][:1]
+                for name, param in self._frozen.items()
+            }
+            return {name: middle.view(torch.uint8).tolist() for name, middle in middles.items()}
+
     def _judge(self, index: int, before: Tensor) -> None:
         """A parameter that was written to before, as it is now."""
         now = self._params[index].detach()
@@ -133,13 +167,14 @@ class ForwardWrites:
         values = torch.view_as_real(now[moved]) if now.is_complex() else now[moved]
         constants.update(values.unique()[: _CONSTANTS + 1].tolist())
         is_limit = len(constants) <= _CONSTANTS
-        if self._kind is _Written.LOST or (self._kind is _Written.REPEATED and not is_limit):
+        kind = self._kinds[index]
+        if kind is _Written.LOST or (kind is _Written.REPEATED and not is_limit):
             raise UsageError(self._sentence(index))
 
     def _sentence(self, index: int) -> str:
         why = (
             "and what it writes is lost, because the step changes the values from before"
-            if self._kind is _Written.LOST
+            if self._kinds[index] is _Written.LOST
             else "on every worker or for every part of a batch, and what is not the same when it is done twice is not "
             "what it is in one process"
         )
@@ -170,6 +205,14 @@ class ForwardWrites:
     def sign(self) -> int:
         """The same where all is the same; asked for before every step."""
         return zlib.crc32(repr(self.digests()).encode()) if self._constants else 0
+
+
+def _frozen(part: Part, trained: Sequence[nn.Parameter]) -> dict[str, nn.Parameter]:
+    """The parameters that are here and that no optimizer has, by name."""
+    here = {id(param) for param in part.frozen({id(param) for param in trained})}
+    return {
+        name: param for name, param in part.model.named_parameters() if id(param) in here and param.numel()
+    }
 
 
 def _digest(tensor: Tensor) -> int:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from manyhands.engine import outside_parameters
 from manyhands.engine.engine import Engine
 from manyhands.errors import UsageError
 from manyhands.replica.optimizer.whole_path import stepping
@@ -32,8 +34,13 @@ def watch(engine: Engine) -> None:
     _install()
     _engines[id(engine.training.optimizer)] = engine
     if engine.has_entered:
-        engine.replica.part.first_loss = functools.partial(_look_at_first, engine)
-        _look_for_hooks(engine)
+        look(engine)
+
+
+def look(engine: Engine) -> None:
+    """The model is where it trains."""
+    engine.replica.part.first_loss = functools.partial(_look_at_first, engine)
+    _look_for_hooks(engine)
     if _sums_over_workers(engine):
         engine.looks_at_loss = functools.partial(_look_again, engine)
 
@@ -41,6 +48,8 @@ def watch(engine: Engine) -> None:
 def leave(engine: Engine) -> None:
     """A session ends: gradients that no step has used say that the script trains beside it."""
     _engines.pop(id(engine.training.optimizer), None)
+    if not _engines:
+        outside_parameters.forget()
     if engine.has_entered and not engine.progress.steps and _has_gradients(engine.training.optimizer):
         engine.warn(
             "the session has made no step although the model has gradients; put session.step(batch) in the place of "
@@ -63,6 +72,8 @@ def _install() -> None:
 def _before_step(optimizer: Optimizer, arguments: Any, settings: Any) -> None:
     """No optimizer of a session has gradients when the session calls its `step`, but for one that runs whole."""
     engine = _engines.get(id(optimizer))
+    if engine is None:
+        outside_parameters.refuse(optimizer, _params_of(optimizer))
     if engine is None or engine.is_closed or id(optimizer) in stepping or not _has_gradients(optimizer):
         return
     if engine.pending is not None:
@@ -75,7 +86,11 @@ def _before_step(optimizer: Optimizer, arguments: Any, settings: Any) -> None:
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])
+    return any(param.grad is not None for param in _params_of(optimizer))
+
+
+def _params_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (param for group in optimizer.param_groups for param in group["params"])
 
 
 # clip_grad_norm_ after the step
@@ -108,6 +123,9 @@ def _look_at_first(engine: Engine, returned: Any, samples: float) -> None:
         raise UsageError(
             "the loss function has called backward() itself, and the session does so with what it returns; leave it out"
         )
+    loss = loss_of(returned)
+    if engine.world.size > 1 and isinstance(loss, Tensor):
+        outside_parameters.note(loss, engine.training.model)
     if _sums_over_workers(engine):
         _look_at_loss(engine, returned, samples)
 
@@ -130,6 +148,30 @@ def _look_for_hooks(engine: Engine) -> None:
             f"parameter {hooked[0]!r} has a hook on its gradient (register_hook), which sees that of one worker's "
             "samples, divided by those of all; a mask is right, but a limit or a norm means something else than in one "
             "process: say clip_norm=, or change param.grad between session.backward(batch) and session.update()"
+        )
+
+
+# Buffers that the model writes to
+
+
+def speak_of_buffers(engine: Engine, differed: Sequence[Tensor]) -> None:
+    """These went by the samples of each worker alone, and all workers have had the same for them at a pause. What batch
+    norm does so everyone knows."""
+    if not differed or not _sums_over_workers(engine):
+        return
+    ids = {id(buffer) for buffer in differed}
+    names = [
+        f"{path}.{name}".removeprefix(".")
+        for path, module in engine.training.model.named_modules()
+        if not isinstance(module, _NormBase)
+        for name, buffer in module.named_buffers(recurse=False)
+        if id(buffer) in ids
+    ]
+    if names:
+        more = f" and {len(names) - 1} others" if len(names) > 1 else ""
+        engine.say_once(
+            f"the buffer {names[0]!r}{more} went by the samples of each worker alone, where one process has one that "
+            "goes by all; at every pause they become their mean, and whole numbers those of worker 0"
         )
 
 

@@ -1,37 +1,32 @@
 """The gradient of all workers in the host's memory, where a script can ask for it between the halves of a step.
 
 Most scripts do not: then the update takes the sum where it is, and no worker has written it a second time. A script
-that reads or sets `param.grad` of any parameter gets all of them, in memory of its own. So until then the parameters
-have another class, in which `grad` asks.
+that reads or sets `param.grad` of any parameter gets all of them, in memory of its own.
 """
 
-import copy
-import functools
-import weakref
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from manyhands.engine.asked_gradients import AskedGradients
 from manyhands.engine.engine import Engine
 from manyhands.engine.handshake import UPDATE, Handshake
 from manyhands.replica.replica import Replica
 from manyhands.replica.share import Made, MadePlace
 
 
-class HeldGradients:
+class HeldGradients(AskedGradients):
     """Of one session, from `session.backward` to the update, or until the script looks."""
 
     def __init__(self, replica: Replica) -> None:
+        super().__init__(replica.parameters)
         self._replica = replica
-        self._classes = [type(param) for param in replica.parameters]
-        for param, kind in zip(replica.parameters, self._classes, strict=True):
-            _held[id(param)] = self
-            param.__class__ = _asking(kind)
-        self._asks = True
         self.is_there = True
         """Whether no script has looked at the sum."""
+
+    def asked(self, *, reads: bool) -> None:
+        self.take()
 
     def take(self) -> None:
         """Copy the sum into the parameters, before it goes or when it is asked for."""
@@ -43,61 +38,6 @@ class HeldGradients:
             for param, gradient in zip(self._replica.parameters, self._replica.gathered(), strict=True):
                 if gradient is not None:  # a pass of the script that is under way may have begun the next one
                     param.grad = gradient if param.grad is None else param.grad.add_(gradient)
-
-    def hide(self) -> None:
-        """The update begins: the parameters are like any others again, and have no gradient."""
-        if self._asks:
-            self._asks = False
-            for param, kind in zip(self._replica.parameters, self._classes, strict=True):
-                param.__class__ = kind
-                del _held[id(param)]
-
-
-# By the parameter's id, which is its own as long as the replica is there.
-_held: weakref.WeakValueDictionary[int, HeldGradients] = weakref.WeakValueDictionary()
-
-
-def _ask(param: Any) -> None:
-    """A script wants to know a parameter's gradient."""
-    held = _held.get(id(param))
-    if held is not None:
-        held.take()
-    else:
-        param.__class__ = type(param).__bases__[1]  # the session is gone
-
-
-class _Asking:
-    """Mixed into the class of a parameter whose gradient is held."""
-
-    __slots__ = ()
-
-    @property
-    def grad(self) -> Any:
-        _ask(self)
-        return self.grad  # of its own class again
-
-    @grad.setter
-    def grad(self, gradient: Any) -> None:
-        _ask(self)
-        self.grad = gradient
-
-    @grad.deleter
-    def grad(self) -> None:
-        _ask(self)
-        del self.grad
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        _ask(self)  # a copy is a parameter like any other
-        return copy.deepcopy(self, memo)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        _ask(self)
-        return self.__reduce_ex__(protocol)
-
-
-@functools.cache
-def _asking(kind: type[nn.Parameter]) -> Any:
-    return type(kind.__name__, (_Asking, kind), {"__module__": kind.__module__})
 
 
 def can_hold(engine: Engine) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from manyhands.engine.engine import Engine
 from manyhands.engine.handshake import Handshake
 from manyhands.engine.joint_steps import joint_passes
-from manyhands.engine.step import is_early
 from manyhands.engine.step_input import StepInput
 from manyhands.replica.part import Part
 from manyhands.replica.share import Share
@@ -55,7 +54,7 @@ def _passes(engine: Engine, work: StepInput, scaler: Any, total: float | None = 
     before = [param.grad for param in params]
     for param in params:
         param.grad = None
-    if engine.writes.is_on and is_early(engine):
+    if engine.writes.is_on and engine.progress.is_early:
         engine.replica.part.watch = engine.writes
     is_loss = work.parts and is_loss_itself([work.parts[0][0]])
     part = engine.replica.part

@@ -14,8 +14,8 @@ from manyhands import telemetry
 from manyhands.cluster.launchers import local
 from manyhands.data.ledger import Assignment, DrawnOrder, Ranges
 from manyhands.data.streams import Stream
+from manyhands.engine import habits, lower_level
 from manyhands.engine import handshake as handshakes
-from manyhands.engine import lower_level
 from manyhands.engine import save as saving
 from manyhands.engine.collecting import collect, nothing
 from manyhands.engine.engine import Engine
@@ -49,7 +49,8 @@ def pause(engine: Engine, purpose: int) -> None:
     if engine.replica.runs_whole:
         _not_apart(engine)
     engine.siblings.joint.even_out(engine.world)
-    buffers.average(engine.replica.part.buffers(), engine.placed.observers)
+    differed = buffers.average(engine.replica.part.buffers(), engine.placed.observers)
+    habits.speak_of_buffers(engine, differed)
 
 
 def _not_apart(engine: Engine) -> None:

@@ -85,6 +85,11 @@ class Progress:
     saved_epochs: int = 0
     saved_s: float = field(default_factory=time.monotonic)
 
+    @property
+    def is_early(self) -> bool:
+        """Whether the step to come is one of the first, and seldom a later one."""
+        return not self.steps & (self.steps + 1)
+
     def begin_epoch(self) -> None:
         """The samples before those of this epoch stay counted, whichever worker dies in it."""
         self.samples_before = self.samples - self.position

@@ -61,6 +61,7 @@ def step(engine: Engine, batches: Sequence[Any], answer: Answer) -> Any:
         )
     if is_due(engine):
         make(engine, take(engine, batches), answer)
+        engine.spent.begin(engine.generation)
     return last_result(engine)
 
 
@@ -148,6 +149,7 @@ def together(engine: Engine, attempt: Callable[[], T], *, trains: bool = False) 
     if engine.is_closed:
         raise UsageError("the session is closed; make a new one to go on training")
     children.refuse()
+    engine.spent.end()
     if engine.failure:
         raise UsageError(
             f"an earlier step failed ({engine.failure}); the other workers could not wait, start again"
@@ -205,7 +207,7 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> None:
     groups = _who_meets(engine) if meets and engine.has_groups and generation.replicas > 1 else None
     if generation.servers:
         generation.servers.used = engine.feeds.prospect
-    early = is_early(engine)
+    early = engine.progress.is_early
     if generation.copies > 1 and early:
         check_alike(
             engine, share.parts, "give all workers of a replica the same batches (session.batches does)"
@@ -235,12 +237,6 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> None:
         replica.settle()
         engine.script.look(is_early=early)
         engine.frozen.note(replica.arrived)
-
-
-def is_early(engine: Engine) -> bool:
-    """Whether it is one of the first steps, and seldom a later one."""
-    steps = engine.progress.steps
-    return not steps & (steps + 1)
 
 
 def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Share:

@@ -139,9 +139,7 @@ class Part:
             watch.end()
         is_plain = isinstance(returned, Tensor) and returned.requires_grad and returned.dim() == 0
         loss = returned if is_plain else loss_in(returned)
-        if self.first_loss:
-            look, self.first_loss = self.first_loss, None
-            look(returned, samples)
+        self.look_at_first(returned, samples)
         weight = samples / share.total()
         with passing(isinstance(share.parts, Sequence) and number == len(share.parts)):
             # Weighting the loss weights every gradient, at no cost. Given as a gradient, the weight would have
@@ -149,6 +147,12 @@ class Part:
             (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
         share.results.append((returned.detach() if is_plain else detached(returned), samples))
         return loss.item()
+
+    def look_at_first(self, returned: Any, samples: float) -> None:
+        """Show what the loss function has returned to who asked for it, before its backward pass."""
+        if self.first_loss:
+            look, self.first_loss = self.first_loss, None
+            look(returned, samples)
 
     def evaluate(self, measure: Loss, batch: Any, samples: int) -> float:
         """A measure of the model on a batch, without gradients; the same on all workers of the replica."""

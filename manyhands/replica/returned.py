@@ -5,7 +5,7 @@ called `loss`, and of a dict without that name the first value.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -40,6 +40,20 @@ def loss_of(returned: Any) -> Any:
     if hasattr(returned, "loss"):
         return returned.loss
     return next(iter(returned), None) if isinstance(returned, (tuple, list)) else returned
+
+
+def leaves_of(loss: Tensor) -> Iterator[Tensor]:
+    """The tensors that a backward pass of the loss leaves gradients in."""
+    seen, left = {loss.grad_fn}, [loss.grad_fn]
+    while left:
+        node: Any = left.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            yield leaf
+        for inner, _ in getattr(node, "next_functions", ()):
+            if inner is not None and inner not in seen:
+                seen.add(inner)
+                left.append(inner)
 
 
 def _complaint(loss: Any) -> str:

@@ -84,6 +84,11 @@ def empty() -> Given:
     return model, sgd(model.none), square
 
 
+def scripted() -> Given:
+    model = nn.Sequential(torch.jit.script(make_linear()), make_linear())
+    return model, sgd(*model.parameters()), square
+
+
 REFUSED: dict[Callable[[], Given], str] = {
     function_for_a_model: "the model is of the type method, and must be a torch.nn.Module",
     optimizer_first: "the model is of the type SGD, and must be a torch.nn.Module",
@@ -93,6 +98,7 @@ REFUSED: dict[Callable[[], Given], str] = {
     frozen_on_meta: "'extra' is on the device meta and has no values",
     in_two_groups: "the optimizer has parameter 'weight' twice",
     tied_by_memory: "parameters '0.weight' and '1.weight' have the same memory",
+    scripted: "0 is a module of torch.jit.script, in which the session cannot see what a script loads",
     empty: "none of the 1 parameters of the optimizer has an element",
 }
 
@@ -105,6 +111,25 @@ def test_what_a_session_is_given(workers: int, given: Callable[[], Given]) -> No
 
     with pytest.raises(UsageError, match=re.escape(REFUSED[given])):
         in_threads(workers, work)
+
+
+@pytest.mark.parametrize("placement", ["single", "sharded", "pipeline:stages=2"])
+def test_a_traced_module_trains_where_it_is_whole(placement: str) -> None:
+    """It calls no hook, by which placements divide."""
+
+    def work(world: World) -> None:
+        model = torch.jit.trace(make_linear(), torch.ones(2, 4))
+        session = session_of(model, sgd(*model.parameters()), square, world=world, placement=placement)
+        session.step(torch.ones(2, 4))
+        session.close()
+
+    if placement == "single":
+        in_threads(2, work)
+    else:
+        with pytest.raises(
+            UsageError, match=rf"is a module of torch.jit.trace, which {placement} cannot divide"
+        ):
+            in_threads(2, work)
 
 
 @pytest.mark.parametrize("retains", [True, False])

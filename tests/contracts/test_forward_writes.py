@@ -291,3 +291,83 @@ def test_a_limit_of_rows_stays_where_it_is_right() -> None:
     in_threads(
         2, lambda world: train_table(Tables(nn.Embedding, 0.5), world, keeps=False, strategy="local-sgd")
     )
+
+
+# A frozen copy of the model that follows it, as a teacher does
+
+
+def follow(net: "Student") -> None:
+    with torch.no_grad():
+        for slow, fast in zip(net.teacher.parameters(), net.learner.parameters(), strict=True):
+            slow.lerp_(fast, 0.2)
+
+
+def follow_uncounted(net: "Student") -> None:
+    for slow, fast in zip(net.teacher.parameters(), net.learner.parameters(), strict=True):
+        slow.data.lerp_(fast.data, 0.2)
+
+
+def follow_anew(net: "Student") -> None:
+    for slow, fast in zip(net.teacher.parameters(), net.learner.parameters(), strict=True):
+        slow.data = slow.data.lerp(fast.data, 0.2)
+
+
+class Student(nn.Module):
+    """It learns what its own past has computed."""
+
+    def __init__(self, write: Callable[["Student"], None]) -> None:
+        super().__init__()
+        self.write = write
+        self.learner, self.teacher = Net(nothing), Net(nothing).requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.write(self)
+        return self.learner(inputs) - 0.5 * self.teacher(inputs)
+
+
+def taught(
+    write: Callable[[Student], None], world: World | None, *, between: Any = nothing, **settings: Any
+) -> list[Tensor]:
+    """Without a world as plain PyTorch does."""
+    net = Student(write)
+    optimizer = make_optimizer(net.learner)
+    if world is None:
+        for batch in BATCHES:
+            between(net)
+            optimizer.zero_grad()
+            loss(net, batch).backward()
+            optimizer.step()
+        return values(net)
+    session = session_of(net, optimizer, loss, world=world, **settings)
+    with closed(session, world):
+        for batch in BATCHES:
+            between(net)
+            ours = slice(0, None) if "placement" in settings else slice(world.rank, None, world.size)
+            session.step(tuple(part[ours] for part in batch))
+    return values(net)
+
+
+@pytest.mark.parametrize("write", [follow, follow_uncounted])
+@pytest.mark.parametrize("settings", [{}, {"placement": "pipeline:stages=2"}], ids=str)
+def test_a_frozen_copy_that_follows_in_forward_is_refused_where_workers_share_it(
+    write: Callable[[Student], None], settings: dict[str, Any]
+) -> None:
+    """Or where a batch is computed in pieces: each would move it."""
+    with pytest.raises(UsageError, match=r"parameter 'teacher\..* is written to while the model computes"):
+        in_threads(2, lambda world: taught(write, world, **settings))
+
+
+@pytest.mark.parametrize(
+    ("workers", "strategy"), [(1, "all-reduce"), (2, "parameter-server:sync"), (2, "double-buffer")]
+)
+def test_a_frozen_copy_of_each_worker_follows_as_in_one_process(workers: int, strategy: str) -> None:
+    found = in_threads(workers, lambda world: taught(follow, world, strategy=strategy), strategy=strategy)
+    assert_close(found[:1], found[-1])
+    if strategy != "double-buffer":  # which steps late
+        assert_close(found, taught(follow, None))
+
+
+def test_a_frozen_copy_that_is_assigned_between_steps_is_as_in_one_process() -> None:
+    """The way out that the refusal names."""
+    found = in_threads(2, lambda world: taught(nothing, world, between=follow_anew))
+    assert_close(found, taught(nothing, None, between=follow_anew))

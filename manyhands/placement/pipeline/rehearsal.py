@@ -9,7 +9,12 @@ from manyhands.errors import UsageError
 from manyhands.placement.pipeline.microbatches import copied
 from manyhands.placement.pipeline.stage_graph import Received, StageGraph, forward
 from manyhands.placement.pipeline.stage_plan import StageDivision, StagePlan
-from manyhands.placement.pipeline.tracer import plain_attributes, set_plain_attributes, unchanged
+from manyhands.placement.pipeline.tracer import (
+    plain_attributes,
+    set_plain_attributes,
+    unchanged,
+    unchanged_outside,
+)
 from manyhands.replica.part import Loss
 from manyhands.replica.returned import loss_in, number_in
 
@@ -22,7 +27,8 @@ def rehearse(model: nn.Module, division: StageDivision, loss: Loss, batch: Any, 
     with unchanged(model):
         state = torch.get_rng_state()
         value = loss_in(loss(model, copied(batch)))
-        value.backward()  # type: ignore[no-untyped-call]
+        with unchanged_outside(model, value):
+            value.backward()  # type: ignore[no-untyped-call]
         alone = _take_gradients(model)
     with unchanged(model):
         torch.set_rng_state(state)
@@ -61,7 +67,8 @@ def _in_stages(plan: StagePlan, loss: Loss, batch: Any, workers: int) -> Tensor:
             values = [(value.detach().clone(), value.requires_grad) for _, value in sent.values]
             received = Received(sent.digest, [number for number, _ in sent.values], values)
     value = loss_in(graphs[-1].result)
-    value.backward()  # type: ignore[no-untyped-call]
+    with unchanged_outside(plan.model, value):
+        value.backward()  # type: ignore[no-untyped-call]
     for before, graph in zip(graphs[-2::-1], graphs[:0:-1], strict=True):
         if before.outputs:
             torch.autograd.backward(before.outputs, graph.gradients())

@@ -197,6 +197,7 @@ class _Run:
         if stage == part._last:
             _, count, _ = self._micros[micro]
             outputs = [loss_in(graph.result)]
+            part.look_at_first(graph.result, count)
             weights = [torch.full_like(outputs[0], count / self._total())]
         elif outputs := graph.outputs:
             message, _ = part._channel.receive(part._member(stage + 1), (GRADIENTS, stage, micro))

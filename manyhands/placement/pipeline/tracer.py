@@ -26,6 +26,7 @@ from manyhands.placement.pipeline.distant import (
 )
 from manyhands.placement.pipeline.recording import Recording, Segment, Value
 from manyhands.placement.pipeline.stage_channel import TYPES
+from manyhands.replica.returned import leaves_of
 from manyhands.replica.state.buffers import dense, put
 
 # Modules of PyTorch that call others; all its other ones are layers.
@@ -73,6 +74,19 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         set_plain_attributes(plain)
         for param in model.parameters():
             param.grad = None
+
+
+@contextmanager
+def unchanged_outside(model: nn.Module, loss: Tensor) -> Iterator[None]:
+    """Afterwards what the loss depends on beside the model, as a criterion, has the gradients that it had."""
+    own = {id(param) for param in model.parameters()}
+    outside = [leaf for leaf in leaves_of(loss) if id(leaf) not in own]
+    before = [None if leaf.grad is None else leaf.grad.clone() for leaf in outside]
+    try:
+        yield
+    finally:
+        for leaf, gradient in zip(outside, before, strict=True):
+            leaf.grad = gradient
 
 
 def plain_attributes(model: nn.Module) -> PlainAttributes:
@@ -262,7 +276,8 @@ class _Recorder(TorchFunctionMode):
         """A segment's backward pass goes on until it comes to something of another one."""
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise UsageError("the loss has no gradient; it must come from the model's output")
-        loss.backward()  # type: ignore[no-untyped-call]
+        with unchanged_outside(self._model, loss):
+            loss.backward()  # type: ignore[no-untyped-call]
         self._stamp(0)
         for (began, index), (ended, _) in itertools.pairwise(self._stamps):
             self._recording.segments[index].seconds += ended - began

@@ -85,14 +85,14 @@ def from_first(buffers: Sequence[Tensor], world: World) -> None:
         put(values, part)
 
 
-def average(buffers: Sequence[Tensor], world: World) -> None:
+def average(buffers: Sequence[Tensor], world: World) -> list[Tensor]:
     """The rule for buffers: between pauses each worker keeps its own; at a pause those that differ become the mean over
     all workers if they are floating-point, and worker 0's otherwise (counters). Those that have not the same length
-    everywhere, as a memory that grows with what a worker sees, stay what they are."""
-    parts = dense(buffers)
+    everywhere, as a memory that grows with what a worker sees, stay what they are. Returns those that differed."""
+    parts = [(buffer, part) for buffer in buffers for part in dense([buffer])]
     if world.size == 1 or not parts:
-        return
-    homes = [home(part) for part in parts]
+        return []
+    homes = [home(part) for _, part in parts]
     digests = [
         number
         for values in homes
@@ -100,8 +100,11 @@ def average(buffers: Sequence[Tensor], world: World) -> None:
     ]
     form = f"{len(digests)}Q"
     everyone = [struct.unpack(form, row) for row in world.gather(struct.pack(form, *digests))]
-    for index, (part, values) in enumerate(zip(parts, homes, strict=True)):
+    differed: dict[int, Tensor] = {}
+    for index, ((buffer, part), values) in enumerate(zip(parts, homes, strict=True)):
         lengths, sums = ({row[2 * index + which] for row in everyone} for which in range(2))
+        if len(sums) > 1:
+            differed[id(buffer)] = buffer
         if len(lengths) > 1 or len(sums) == 1:
             continue  # constants stay what they are, to the bit
         if part.is_floating_point():
@@ -109,6 +112,7 @@ def average(buffers: Sequence[Tensor], world: World) -> None:
         else:
             world.comm.copy_(values)
         put(values, part)
+    return list(differed.values())
 
 
 # In a checkpoint
