@@ -111,7 +111,7 @@ def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
 def empty_like(batch: Any) -> Any:
     """A batch of the same structure without samples."""
     if isinstance(batch, Tensor):
-        return batch[:0] if batch.dim() else batch
+        return rows(batch, slice(0)) if batch.dim() else batch
     if isinstance(batch, list):
         return [empty_like(value) for value in batch if not isinstance(value, str)]
     return _rebuilt(batch, empty_like)
@@ -122,8 +122,20 @@ def emptied(batch: Any) -> Any:
     try:
         empty = empty_like(batch)
         return None if samples_in(empty) else empty
-    except (UsageError, TypeError, ValueError, AttributeError):
+    except (UsageError, TypeError, ValueError, AttributeError, RuntimeError):  # also of a layout without rows
         return None
+
+
+def has_rows(tensor: Tensor) -> bool:
+    """Whether some of its samples make a tensor, as those of a compressed or a nested one do not."""
+    return tensor.dim() > 0 and tensor.layout in (torch.strided, torch.sparse_coo)
+
+
+def rows(tensor: Tensor, where: slice) -> Tensor:
+    """Some of the samples of a tensor, which may be sparse."""
+    if tensor.layout == torch.strided:
+        return tensor[where]
+    return tensor.index_select(0, torch.arange(len(tensor), device=tensor.device)[where])
 
 
 def moved(batch: Any, device: torch.device) -> Any:
@@ -149,7 +161,7 @@ def _can_split(batch: Any, count: int) -> bool:
         return all(_can_split(value, count) for value in batch.values())
     if type(batch) in (tuple, list):
         return all(_can_split(value, count) for value in batch)
-    return isinstance(batch, Tensor) and batch.dim() > 0 and batch.shape[0] == count
+    return isinstance(batch, Tensor) and has_rows(batch) and batch.shape[0] == count
 
 
 def _part(batch: Any, where: slice) -> Any:
@@ -157,7 +169,7 @@ def _part(batch: Any, where: slice) -> Any:
         return {key: _part(value, where) for key, value in batch.items()}
     if isinstance(batch, (tuple, list)):
         return type(batch)(_part(value, where) for value in batch)
-    return batch[where]
+    return rows(batch, where) if isinstance(batch, Tensor) else batch[where]
 
 
 def parts_of(

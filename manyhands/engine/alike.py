@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from manyhands.engine.engine import Engine
 from manyhands.errors import UsageError
+from manyhands.replica.state.buffers import parts_of
 
 
 def check_alike(engine: Engine, given: Any, advice: str) -> None:
@@ -32,8 +33,9 @@ def digest(values: Iterable[Any]) -> int:
     found = 0
     for value in values:
         if isinstance(value, Tensor):
-            value = value.detach().to("cpu").contiguous()
-            found = zlib.crc32(value.view(-1).view(torch.uint8).numpy().data, found)
+            for part in parts_of(value).values():
+                plain = part.to("cpu").contiguous()
+                found = zlib.crc32(plain.view(-1).view(torch.uint8).numpy().data, found)
         elif isinstance(value, (bool, int, float, str)):
             found = zlib.crc32(repr(value).encode(), found)
     return found

@@ -1,5 +1,6 @@
 """The placement of a session: the mesh that its workers form, and this worker's process groups and part in it."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -31,6 +32,12 @@ from manyhands.replica.state.state import (
 )
 
 MODEL = "model/"  # how the names of the model's own tensors begin in a checkpoint
+
+
+def _compile(stance: str) -> None:
+    """Compiled code (`torch.compile`) does not ask for tensors that are elsewhere; what it was made of does."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance(stance)
 
 
 class PlacedModel:
@@ -98,6 +105,7 @@ class PlacedModel:
         if self._part:
             self._part.work()
         self._is_at_work = True
+        _compile("force_eager")
         try:
             yield
         finally:
@@ -245,6 +253,7 @@ class PlacedModel:
         if self._assembly is None:
             give_back_state(replica, own, states)
             return {}
+        _compile("default")
         rest, model, states = self.whole(replica, own, states)
         everything = self._assembly.everywhere({**rest, **model})
         give_whole_state(dict(replica.model.named_parameters()), replica.optimizer, everything, states)

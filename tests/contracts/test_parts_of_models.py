@@ -1,8 +1,11 @@
 """Parts of a model that a placement spreads: called by a script, and trained by a second session."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from manyhands.cluster.worker.world import World
 from manyhands.errors import UsageError
@@ -71,5 +74,81 @@ def test_a_model_in_parts_has_one_session(text: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
         close_to(session.model, net)
+
+    in_threads(2, work)
+
+
+# Other tensors in the place of the model's own
+
+
+def shifted(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """All parameters, a little further on."""
+    moved = {name: value + 0.1 * value.detach().sign() for name, value in model.named_parameters()}
+    return nn.functional.cross_entropy(functional_call(model, moved, (batch[0],)), batch[1])
+
+
+def partly(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """One end of a chain of layers, and of another layer the bias alone."""
+    moved = {"parts.0.0.weight": 1.1 * model.parts[0][0].weight, "parts.1.bias": 2.0 * model.parts[1].bias}
+    return nn.functional.cross_entropy(functional_call(model, moved, (batch[0],)), batch[1])
+
+
+class Attentive(InTwo):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = inputs.flatten(1).unflatten(1, (4, 4))
+        return super().forward(self.attention(rows, rows, rows)[0])
+
+
+@pytest.mark.parametrize("text", ["tensor", "sharded"])
+@pytest.mark.parametrize(("make", "value"), [(InTwo, shifted), (InTwo, partly), (Attentive, shifted)])
+def test_tensors_in_the_place_of_parameters_are_whole(
+    text: str, make: type[nn.Module], value: Callable[..., Tensor]
+) -> None:
+    """As `torch.func.functional_call` puts them there: a layer in slices computes with them as they are."""
+
+    def work(world: World) -> None:
+        net = filled(make().double(), 5, 0.3)
+        session = session_of(net, momentum(net), value, world=world, placement=text)
+        train(session, batches()[:3])
+        session.close()
+        plain = filled(make().double(), 5, 0.3)
+        optimizer = momentum(plain)
+        for batch in batches()[:3]:
+            optimizer.zero_grad()
+            value(plain, batch).backward()
+            optimizer.step()
+        close_to(net, plain)
+
+    in_threads(2, work)
+
+
+@pytest.mark.parametrize("text", ["tensor", "sharded", "pipeline:microbatches=5"])
+@pytest.mark.parametrize("where", ["model", "loss"])
+def test_a_compiled_model_runs_as_it_was_before_it_was_compiled(text: str, where: str) -> None:
+    """Compiled code does not ask for what is on other workers."""
+
+    def work(world: World) -> None:
+        net = filled(InTwo().double(), 5, 0.3)
+        compiled = torch.compile(net, backend="eager")
+        session = session_of(
+            compiled if where == "model" else net,
+            momentum(net),
+            lambda model, batch: loss(compiled, batch),
+            world=world,
+            placement=text,
+        )
+        train(session, batches()[:2])
+        session.close()
+        plain = filled(InTwo().double(), 5, 0.3)
+        optimizer = momentum(plain)
+        for batch in batches()[:2]:
+            optimizer.zero_grad()
+            loss(plain, batch).backward()
+            optimizer.step()
+        close_to(net, plain)
 
     in_threads(2, work)

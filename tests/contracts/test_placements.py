@@ -791,3 +791,40 @@ def test_branches_are_on_different_workers() -> None:
     first, second = in_threads(2, work)
     assert {branch for _, branch in first | second} == {"one", "three", "five", "pool"}
     assert not first & second
+
+
+@pytest.mark.parametrize("text", ["tensor", "pipeline:microbatches=5", "sharded"])
+def test_a_sparse_batch_is_a_batch(text: str) -> None:
+    def make() -> nn.Module:
+        return filled(Sums(), 5, 0.3)
+
+    def work(world: World) -> None:
+        net = make()
+        session = session_of(net, momentum(net), loss, world=world, placement=text)
+        for inputs, targets in batches()[:3]:
+            ours = share(
+                (inputs.flatten(1), targets), session.engine.placed.feed, session.engine.placed.mesh.feeds
+            )
+            session.step((ours[0].to_sparse(), ours[1]))
+        session.close()
+        plain = make()
+        optimizer = momentum(plain)
+        for inputs, targets in batches()[:3]:
+            optimizer.zero_grad()
+            loss(plain, (inputs.flatten(1).to_sparse(), targets)).backward()
+            optimizer.step()
+        close_to(net, plain)
+
+    in_threads(2, work)
+
+
+class Sums(nn.Module):
+    """Takes sparse inputs, as of bags of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(16, 8, dtype=torch.float64))
+        self.out = nn.Linear(8, 4).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.out(torch.tanh(torch.sparse.mm(inputs, self.table)))

@@ -105,3 +105,22 @@ def test_a_batch_is_cut_only_where_every_tensor_has_an_entry_for_each_sample() -
     parts, total = parts_of([(FIVE, FIVE), (FIVE[:0], FIVE[:0])], 3, None)
     assert ([samples for _, samples in parts], total) == ([2, 3], 5)
     assert isinstance(parts[0][0][0], Tensor)
+
+
+def test_sparse_batches_are_emptied_and_split() -> None:
+    sparse = FIVE.to_sparse()
+    empty = emptied((sparse, FIVE))
+    assert empty is not None
+    assert empty[0].shape == (0, 2)
+    pieces = split((sparse, FIVE), 2)
+    assert [samples_in(piece) for piece in pieces] == [1, 2, 2]
+    assert torch.equal(torch.cat([piece[0].to_dense() for piece in pieces]), FIVE)
+
+
+@pytest.mark.parametrize("layout", ["csr", "jagged"])
+def test_layouts_without_rows_stay_whole(layout: str) -> None:
+    batch = (
+        FIVE.to_sparse_csr() if layout == "csr" else torch.nested.nested_tensor([*FIVE], layout=torch.jagged)
+    )
+    assert emptied((batch, FIVE)) is None
+    assert split((FIVE, batch), 2) == [(FIVE, batch)]

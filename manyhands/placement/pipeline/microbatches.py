@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from manyhands.data.structure import has_rows, rows
+
 
 def microbatches(batch: Any, samples: int, count: int) -> list[tuple[Any, int]]:
     """About equal parts of a batch of any structure, in order, each with its samples; no part is empty."""
@@ -22,7 +24,7 @@ def copied(batch: Any) -> Any:
 
 def _part(batch: Any, start: int, stop: int, samples: int) -> Any:
     if isinstance(batch, Tensor):
-        return batch[start:stop] if batch.dim() and len(batch) == samples else batch
+        return rows(batch, slice(start, stop)) if has_rows(batch) and len(batch) == samples else batch
     if isinstance(batch, Mapping):
         return {key: _part(value, start, stop, samples) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

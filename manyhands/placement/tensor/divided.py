@@ -18,6 +18,14 @@ class DividedPass:
 
     def __init__(self, module: nn.Module, used: Sequence[Tensor] = ()) -> None:
         self.module, self._used = module, used
+        ids = {id(tensor) for tensor in used}
+        self._places = [
+            (tensors, name, tensor)
+            for each in module.modules()
+            for tensors in (each._parameters, each._buffers)
+            for name, tensor in tensors.items()
+            if id(tensor) in ids
+        ]
         self._own: list[Lack] = []
         self._presence: Presence
         self._is_on = False
@@ -33,6 +41,12 @@ class DividedPass:
         """Whether the module's pass is this one, and not one that a script has put around it."""
         return getattr(self.module.__dict__.get("forward"), "__self__", None) is self
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether other tensors are in the place of the module's own, as inside of `torch.func.functional_call`: those
+        are whole, since a script makes whole ones of what it reads."""
+        return any(tensors.get(name) is not tensor for tensors, name, tensor in self._places)
+
     def attach(self) -> None:
         self._is_on = True
         self.module.__dict__.setdefault("forward", self._run)
@@ -47,7 +61,8 @@ class DividedPass:
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_on:  # a pass that a script has put around this one calls it
+        # A pass that a script has put around this one calls it; or every worker computes the whole layer.
+        if not self._is_on or self.is_lent:
             return type(self.module).forward(self.module, *args, **kwargs)
         self._presence.enter(self._own, self, (args, kwargs))
         try:

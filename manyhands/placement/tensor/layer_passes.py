@@ -73,8 +73,9 @@ class ChainPass(DividedPass):
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         self._require_unaltered()
+        is_chain = not any(each.is_lent for each in self._open)
         for each in self._open:
-            each.is_open = True
+            each.is_open = is_chain
         try:
             return super().compute(*args, **kwargs)
         finally:
