@@ -12,6 +12,9 @@ from typing import Any
 class ManyhandsError(Exception):
     """Anything manyhands says no to."""
 
+    exit_code = 2
+    """Of a command that ends by it."""
+
 
 class UsageError(ManyhandsError):
     """What was asked for cannot be done as asked."""
@@ -52,6 +55,12 @@ class MemoryShort(ManyhandsError):
 
 class PeerLost(ManyhandsError):
     """Another worker of this run is gone."""
+
+
+class FirstHostLost(ManyhandsError):
+    """The first host of a run was not heard of for too long."""
+
+    exit_code = 69  # EX_UNAVAILABLE of sysexits.h
 
 
 class TornUpdate(ManyhandsError):

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # As the interpreter does: what runs at exit sees that the run failed, and does not wait for other workers.
         sys.last_value = error
         say(f"error: {error}")
-        return 2
+        return error.exit_code
     except KeyboardInterrupt as error:
         sys.last_value = error
         return 130

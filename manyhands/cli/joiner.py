@@ -4,21 +4,26 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyhands import strategies
 from manyhands.cluster.launcher import coordination, cores, supervisor
 from manyhands.cluster.launcher import invitation as invites
 from manyhands.cluster.launcher.blame import Outcome
+from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.launch_plan import LaunchPlan
 from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.addresses import address_towards
 from manyhands.cluster.launchers.rank_info import SERVERS
 from manyhands.errors import ManyhandsError, UsageError
 from manyhands.launching.ending import is_stop, say_ending, signal_name
-from manyhands.launching.run import REPLACE, make_directory, stall_s
+from manyhands.launching.run import REPLACE, make_directory, stall_s, wait_s
 from manyhands.launching.words import say
 from manyhands.telemetry.digest import Digest
 from manyhands.telemetry.read import Tail
+
+if TYPE_CHECKING:
+    from manyhands.cluster.launcher.host_agent import HostAgent
 
 _ENDING_S = 5.0  # for a worker from outside, to end when the run has
 
@@ -63,7 +68,7 @@ def join_run(address: str, command: list[str], workers: int = 1, servers: int = 
             arena=memory_fd,
             on_tick=end_with_the_run,
             on_line=lambda rank, line: say(line),
-            on_event=lambda event: say(event.text),
+            on_event=_say_event,
             steps=watched.steps,
             stall_s=stall_s(),
             ask=signal.SIGUSR1,  # this worker alone: the run goes on without it
@@ -95,43 +100,59 @@ def _join_from_another_host(
     place = invite.invitation.endpoint.partition("://")[2]
     own = address_towards(place.rpartition(":")[0])
     make_directory(Path(directory))
-    welcome = _Welcome(place, workers, servers, "this host")
     with HostAgent(
-        invite.invitation, address=own, workers=workers, servers=servers, replace=REPLACE
+        invite.invitation,
+        address=own,
+        workers=workers,
+        servers=servers,
+        replace=REPLACE,
+        wait_s=wait_s(),
+        on_event=_say_event,
     ) as host_agent:
-
-        def on_line(rank: int, line: str) -> None:
-            name = "server" if host_agent.is_server(rank) else "worker"
-            say(f"[{name} {host_agent.first_number + rank}] {line}")
-
-        def on_tick() -> None:
-            if host_agent.is_in_the_run:
-                welcome.say()
-
         told = {
             local.INVITATION: invite.invitation.text(),
             **coordination.host_environ(host_agent.host, own),
             **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
         }
-        outcome = supervisor.run(
-            LaunchPlan(
-                command=command,
-                workers=workers,
-                servers=servers,
-                layout=cores.layout(workers, None, servers),
-                environ=told,
-                run_dir=Path(directory).resolve(),
-                load="manyhands.engine.session",
-            ),
-            on_tick=on_tick,
-            on_line=on_line,
-            on_event=lambda event: say(event.text),
-            steps=_Watched(Path(directory)).steps,
-            stall_s=stall_s(),
-            host_agent=host_agent,
-            ask=signal.SIGUSR1,  # the workers of this host: the run goes on without them
+        plan = LaunchPlan(
+            command=command,
+            workers=workers,
+            servers=servers,
+            layout=cores.layout(workers, None, servers),
+            environ=told,
+            run_dir=Path(directory).resolve(),
+            load="manyhands.engine.session",
         )
+        outcome = _take_part(plan, host_agent, _Welcome(place, workers, servers, "this host"))
     return _end(outcome)
+
+
+def _take_part(plan: LaunchPlan, host_agent: "HostAgent", welcome: "_Welcome") -> Outcome:
+    """See to the processes of this host until they have ended."""
+
+    def on_line(rank: int, line: str) -> None:
+        name = "server" if host_agent.is_server(rank) else "worker"
+        say(f"[{name} {host_agent.first_number + rank}] {line}")
+
+    def on_tick() -> None:
+        if host_agent.is_in_the_run:
+            welcome.say()
+
+    assert plan.run_dir
+    return supervisor.run(
+        plan,
+        on_tick=on_tick,
+        on_line=on_line,
+        on_event=_say_event,
+        steps=_Watched(plan.run_dir).steps,
+        stall_s=stall_s(),
+        host_agent=host_agent,
+        ask=signal.SIGUSR1,  # the workers of this host: the run goes on without them
+    )
+
+
+def _say_event(event: Event) -> None:
+    say(event.text)
 
 
 def _admit(invite: invites.Invite, directory: str, workers: int, servers: int) -> None:
@@ -185,7 +206,9 @@ class _Watched:
 
 def _end(outcome: Outcome) -> int:
     """Say how it ended here, if not well; the run has an end of its own."""
-    if is_stop(outcome):
+    if outcome.waited_for:
+        say(f"stopped by {signal_name(outcome)} while this host waited for {outcome.waited_for}")
+    elif is_stop(outcome):
         say(f"stopped by {signal_name(outcome)}: the run goes on without the workers of this command")
     else:
         say_ending(outcome)

@@ -19,6 +19,7 @@ from manyhands.comm.transports.free_memory import available_bytes
 from manyhands.errors import MemoryShort, RunFailed, UsageError
 from manyhands.launching.copied import anonymous_file, take_values, write_call
 from manyhands.launching.display import in_notebook
+from manyhands.launching.ending import function_goes_on, with_way_out
 from manyhands.launching.run import read_summary
 from manyhands.launching.user_code import WORKERS, LaunchSettings, from_keywords, launch
 
@@ -64,7 +65,7 @@ def run(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Resul
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
-            outcome = launch(
+            ended = launch(
                 asked,
                 ["-m", "manyhands.launching.called", *map(str, files)],
                 _name(function),
@@ -77,6 +78,7 @@ def run(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Resul
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)  # the launcher has raised it
         values, workers = take_values(returned)
+    outcome = with_way_out(ended, results.out, function_goes_on)
     results += [values[rank] for rank in range(workers) if rank in values]
     _raise_failure(outcome, results)
     _refuse_missing(sorted(set(range(workers or (asked.workers or WORKERS)[0])) - set(values)), results)

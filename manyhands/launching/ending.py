@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from manyhands.checkpoint.index import latest
@@ -26,8 +27,26 @@ def script_goes_on(run: str) -> str:
     return f'start the same command again: session.resume("{place}") in the script goes on'
 
 
+def function_goes_on(run: str) -> str:
+    return f'call mh.run again: session.resume("{run}/{CHECKPOINTS}") in the function goes on'
+
+
+def with_way_out(outcome: Outcome, run: Path, way_on: WayOn) -> Outcome:
+    """The same; where nothing but a checkpoint is left of a run, the message says which, and how it goes on."""
+    if not outcome.is_lost:
+        return outcome
+    saved = latest(run / CHECKPOINTS)
+    way = (
+        f"the newest checkpoint is {saved.name}, {way_on(shown(run))}"
+        if saved
+        else "there is no checkpoint: start again"
+    )
+    return replace(outcome, message=f"{outcome.message}; {way}")
+
+
 def end_of_run(outcome: Outcome, run: Path, way_on: WayOn) -> int:
     """Say how a run ended, if it did not end well, and where it is; returns the exit code."""
+    outcome = with_way_out(outcome, run, way_on)
     if is_stop(outcome):
         say(_stopped(outcome, run, way_on))
         return outcome.exit_code
@@ -82,6 +101,8 @@ def signal_name(outcome: Outcome) -> str:
 def _stopped(outcome: Outcome, run: Path, way_on: WayOn) -> str:
     when = f"in step {outcome.step:,}" if outcome.step else "before the first step"
     said = f"stopped by {signal_name(outcome)} {when}"
+    if outcome.waited_for:
+        said += f", while it waited for {outcome.waited_for}"
     if outcome.unsaved:
         said += f", without saving since {outcome.unsaved}"
     if not run.exists():

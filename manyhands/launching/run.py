@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from manyhands import strategies
 from manyhands.cluster.coordinator.control import NUMBERS
-from manyhands.cluster.launcher import coordination, cores, room, supervisor
+from manyhands.cluster.launcher import coordination, cores, first_host, room, supervisor
 from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.launch_plan import LaunchPlan
@@ -36,6 +36,8 @@ LONGEST_NAME = 100
 """Of a run's directory that is named after the run; file systems take no more than 255."""
 STALL_S = "MANYHANDS_STALL_S"
 """After how many seconds of silence, or without a step, the launcher looks at a worker more closely."""
+WAIT_S = "MANYHANDS_WAIT_S"
+"""For how many seconds a host that has joined waits for the first host of its run, when nothing is heard of it."""
 
 
 @contextmanager
@@ -204,7 +206,23 @@ def admit_hosts(strategy: strategies.Strategy) -> None:
 
 def stall_s() -> float:
     """After how many seconds of silence, or without a step, a process is looked at more closely."""
-    return float(os.environ.get(STALL_S, coordination.STALL_S))
+    return _seconds(STALL_S, coordination.STALL_S)
+
+
+def wait_s() -> float:
+    """For how long a host that has joined waits for the first host of its run."""
+    return _seconds(WAIT_S, first_host.WAIT_S)
+
+
+def _seconds(variable: str, default: float) -> float:
+    given = os.environ.get(variable, "")
+    try:
+        seconds = float(given or default)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise UsageError(f"{variable}={given}: it must be a number of seconds above 0")
+    return seconds
 
 
 def again_terms(mesh: Mesh, command: list[str], resume: list[str], replace: int | None) -> Restart | None:

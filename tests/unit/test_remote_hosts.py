@@ -106,3 +106,24 @@ def test_a_coordinator_that_was_started_again_learns_the_numbers() -> None:
     assert remote_hosts.hear(host("two", number=2), 0.0).host == 2
     assert remote_hosts.hear(host("new"), 0.0).host == 3
     assert remote_hosts.hear(host("one", number=1), 0.0).host == 1
+
+
+def test_a_host_that_leaves_before_the_run_begins_is_missing_again() -> None:
+    """Its workers do not begin the run either, whether its launcher ends them or falls silent."""
+    membership = Membership([], most=1000)
+    remote_hosts = RemoteHosts(membership, hosts=3, own_workers=1)
+    membership.hear(new(0))
+    assert remote_hosts.hear(host("one"), 0.0).missing == 1
+    membership.hear(new(1000))
+    left = host("one", number=1, ended=((1000, "killed by SIGKILL"),))
+    assert remote_hosts.hear(left, 0.1).missing == 2
+    assert remote_hosts.hear(host("two"), 0.2).missing == 1
+    membership.hear(new(2000))
+    assert remote_hosts.find_vanished(0.3 + SILENCE_S) == [2000]
+    assert remote_hosts.addresses() == []
+    for number, token in enumerate(("three", "four"), start=3):
+        assert remote_hosts.hear(host(token), 5.0).host == number
+        assert membership.new_generation is None
+        membership.hear(new(1000 * number))
+    assert membership.new_generation is not None
+    assert membership.new_generation.members == (0, 3000, 4000)

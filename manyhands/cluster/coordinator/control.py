@@ -13,7 +13,8 @@ from manyhands.errors import UsageError
 Number = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 Members = Annotated[tuple[Number, ...], msgspec.Meta(max_length=4096)]
 Place = Annotated[str, msgspec.Meta(max_length=256)]
-Text = Annotated[str, msgspec.Meta(max_length=512)]
+LONGEST_TEXT = 512
+Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[^\s\x00]{1,256}:[0-9]{1,5}|ipc://[^\x00]{1,256})$")]
 Key = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{40}$")]  # as ZeroMQ writes keys
 
@@ -77,12 +78,20 @@ class HostHere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 
 
 class HostThere(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """To the launcher of another host: which number it has, which of its members hang and must be ended, and which are
-    in the present generation."""
+    """To the launcher of another host: which number it has, which of its members hang and must be ended, which are in
+    the present generation, and how many hosts are still to come before the first one begins."""
 
     host: Number
     stalled: Members = ()
     current: Members = ()
+    missing: Number = 0
+
+
+class RunEnded(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
+    """To the launchers of other hosts: how the run has ended, and with which exit code its first launcher ends."""
+
+    text: Text
+    exit_code: Number
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
@@ -105,7 +114,7 @@ class No(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
 
 
 FromMember = Here | Bye | HostHere
-ToMember = NewGeneration | Over | Change | No | HostThere
+ToMember = NewGeneration | Over | Change | No | HostThere | RunEnded
 
 _NOT_A_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

@@ -14,7 +14,16 @@ import time
 import msgspec
 import zmq
 
-from manyhands.cluster.coordinator.control import LARGEST_BYTES, Bye, Here, HostHere, encode, from_member
+from manyhands.cluster.coordinator.control import (
+    LARGEST_BYTES,
+    Bye,
+    Here,
+    HostHere,
+    No,
+    RunEnded,
+    encode,
+    from_member,
+)
 from manyhands.cluster.coordinator.membership import Membership
 from manyhands.cluster.coordinator.orders import Ended, Orders, Report
 from manyhands.cluster.coordinator.remote_hosts import RemoteHosts
@@ -23,6 +32,7 @@ from manyhands.comm.transports import peer_user
 from manyhands.comm.transports.curve import Authenticator, watch
 
 _TICK_MS = 100
+_GOODBYE_MS = 500
 NAME = "coordinator"
 
 
@@ -61,7 +71,8 @@ class Coordinator:
         self._gone: set[int] = set()  # not yet reported, as no worker has made a step since
         self._left: set[int] = set()
         self._is_mixed = False
-        self._told_hosts: set[int] = set()  # those of which the launcher has heard before the run began
+        self._launchers: dict[int, bytes] = {}  # where those of other hosts are, by host
+        self._told_hosts: list[str] = []  # those of which the launcher has heard before the run began
         self._has_finished = self._is_over = False
         os.set_blocking(0, False)
         self._pending = b""
@@ -81,16 +92,33 @@ class Coordinator:
             for member in self._remote_hosts.find_vanished(time.monotonic()):
                 self._heard_s.pop(member, None)
             self._tell()
+            self._report_hosts()
             self._report()
 
     def _hear_launcher(self) -> bool:
         data = os.read(0, 1 << 16)
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            for member in msgspec.json.decode(line, type=Ended).members:
+            said = msgspec.json.decode(line, type=Ended)
+            for member in said.members:
                 self._heard_s.pop(member, None)
                 self._membership.end(member)
+            if said.run:
+                self._say_goodbye(said.run)
         return bool(data)
+
+    def _say_goodbye(self, how: RunEnded) -> None:
+        """Tell the other hosts that the run has ended: their launchers end what they have started, and a worker that
+        waits for another generation waits no longer."""
+        for address in self._launchers.values():
+            self._socket.send_multipart([address, encode(how)])
+        for member, address in self._addresses.items():
+            if member not in self._membership.ended:
+                self._socket.send_multipart([address, encode(No(reason="the run has ended"))])
+        self._socket.close(_GOODBYE_MS)
+        self._authenticator.close()
+        self._context.term()
+        os._exit(0)
 
     def _hear_members(self) -> None:
         while True:
@@ -114,9 +142,7 @@ class Coordinator:
                 self._membership.end(said.member)
             elif isinstance(said, HostHere):
                 answer = self._remote_hosts.hear(said, time.monotonic())
-                if self._membership.new_generation is None and answer.host not in self._told_hosts:
-                    self._told_hosts.add(answer.host)
-                    _say(Report(hosts_here=self._remote_hosts.addresses()))
+                self._launchers[answer.host] = address
                 self._socket.send_multipart([address, encode(answer)])
                 if said.failed:
                     _say(Report(failed=f"{said.failed} (on the host {said.address})"))
@@ -142,6 +168,13 @@ class Coordinator:
                 self._told[member] = content
                 if content:
                     self._socket.send_multipart([address, content])
+
+    def _report_hosts(self) -> None:
+        """Before the run begins, tell the launcher which hosts are here."""
+        here = self._remote_hosts.addresses()
+        if self._membership.new_generation is None and here != self._told_hosts:
+            self._told_hosts = here
+            _say(Report(hosts_here=here))
 
     def _report(self) -> None:
         """Tell the launcher of a new generation, once all its members are at work."""

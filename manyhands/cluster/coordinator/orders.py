@@ -2,6 +2,8 @@
 
 import msgspec
 
+from manyhands.cluster.coordinator.control import RunEnded
+
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker of another host has ended, and when that was heard."""
@@ -45,9 +47,10 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """Every other line that the launcher says: who has ended so far."""
+    """Every other line that the launcher says: who has ended so far; the last one, how the run has ended."""
 
     members: list[int]
+    run: RunEnded | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +74,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Those among `gone` whose launchers are on other hosts, and how they ended."""
     vanished: list[Vanished] = []
     """The hosts of which nothing was heard any more."""
-    hosts_here: list[str] = []
-    """Before the first generation: the addresses of the other hosts that have come so far."""
+    hosts_here: list[str] | None = None
+    """Before the first generation: the addresses of the other hosts that are here now."""
     servers: list[int] = []
     """All members that are servers, or were."""
     is_over: bool = False

@@ -60,7 +60,23 @@ class RemoteHosts:
                 self._membership.end(member)
         self._expect()
         current = tuple(member for member in self._membership.current if member // NUMBERS == number)
-        return HostThere(host=number, stalled=tuple(sorted(host.stalled)), current=current)
+        return HostThere(
+            host=number, stalled=tuple(sorted(host.stalled)), current=current, missing=self._missing()
+        )
+
+    def _missing(self) -> int:
+        """How many hosts must still come before the run begins."""
+        has_begun = self._membership.new_generation is not None
+        return 0 if has_begun else max(0, self._hosts - 1 - len(self._ready()))
+
+    def _ready(self) -> list[_RemoteHost]:
+        """The hosts that are here with workers; one that leaves before the run begins is missing again."""
+        waiting = {member // NUMBERS for member in self._membership.heard}
+        return [
+            host
+            for number, host in self._remote_hosts.items()
+            if host.is_here and (host.expected()[0] or number in waiting)
+        ]
 
     def _number(self, said: HostHere) -> int:
         """A coordinator that was started again learns the numbers from the launchers."""
@@ -71,9 +87,12 @@ class RemoteHosts:
         return self._numbers[said.token]
 
     def _expect(self) -> None:
-        if self._hosts and len(self._remote_hosts) + 1 >= self._hosts:
-            counts = [self._own, *(host.expected() for host in self._remote_hosts.values())]
+        ready = self._ready()
+        if self._hosts and len(ready) + 1 >= self._hosts:
+            counts = [self._own, *(host.expected() for host in ready)]
             self._membership.expected, self._membership.expected_servers = map(sum, zip(*counts, strict=True))
+        else:
+            self._membership.expected = None
 
     def find_vanished(self, now_s: float) -> list[int]:
         """Give up the workers of hosts that have fallen silent; returns them."""
@@ -84,9 +103,11 @@ class RemoteHosts:
                 host.is_here = False
                 host.stalled.clear()
                 members = [member for member in self._membership.live if member // NUMBERS == number]
-                lost += members
+                waiting = set(self._membership.heard) - set(members)
+                lost += [*members, *(member for member in waiting if member // NUMBERS == number)]
                 if members:
                     self._vanished.append(Vanished(address=host.address, members=members, at_s=host.heard_s))
+                self._expect()
         if lost:
             self._membership.lose_all(lost)
         return lost
@@ -99,8 +120,8 @@ class RemoteHosts:
         return host is not None
 
     def addresses(self) -> list[str]:
-        """Of the hosts that have come, besides the coordinator's."""
-        return [host.address for host in self._remote_hosts.values()]
+        """Of the hosts that are here, besides the coordinator's."""
+        return [host.address for host in self._ready()]
 
     def note_heard(self, member: int) -> None:
         """A member has spoken again."""

@@ -33,6 +33,18 @@ class Outcome:
     """Why a run that was asked to save has not."""
     step: int = 0
     """How far the run had come."""
+    waited_for: str = ""
+    """What this host waited for when a signal ended it."""
+    is_lost: bool = False
+    """Whether nothing is left that the run could go on from but a checkpoint."""
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """Why a run cannot go on, for a reason on another host, and the exit code of this launcher then."""
+
+    message: str
+    exit_code: int
 
 
 def blame_order(child: Child) -> int:

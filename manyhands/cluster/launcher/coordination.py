@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from manyhands.cluster.coordinator.control import Invitation
+from manyhands.cluster.coordinator.control import LONGEST_TEXT, Invitation, RunEnded
 from manyhands.cluster.coordinator.orders import Ended, Orders, Report
 from manyhands.cluster.launcher.stuck import STALL_S
 from manyhands.cluster.launchers import addresses, local
 from manyhands.comm.transports import peer_user
 from manyhands.comm.transports.curve import make_keys
+
+_GOODBYE_S = 2.0  # for the coordinator to tell the other hosts that the run has ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +95,20 @@ class Coordination:
         self._start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.end_run(str(error) or type(error).__name__, local.EXIT_CRASHED)
         self._end()
         self._listener.close()
+
+    def end_run(self, text: str, exit_code: int) -> None:
+        """Have the coordinator tell the other hosts, if there may be any, that the run has ended, and how."""
+        if not self.elastic.hosts:
+            return
+        how = RunEnded(text=text[:LONGEST_TEXT], exit_code=exit_code)
+        self._say(Ended(members=self._ended, run=how))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GOODBYE_S)
 
     @property
     def environ(self) -> Mapping[str, str]:

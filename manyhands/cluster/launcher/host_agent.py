@@ -1,7 +1,8 @@
 """The launcher's agent in a run whose coordinator is on another host.
 
 Several times a second it tells the coordinator that this host is there, and how its workers have ended. Where the
-network to the coordinator is cut, the workers wait, and so does the agent.
+network to the coordinator is cut, the workers wait, and so does the agent, for a while. When the coordinator says that
+the run has ended, the agent ends what is left on this host.
 """
 
 import contextlib
@@ -18,32 +19,46 @@ from manyhands.cluster.coordinator.control import (
     HostHere,
     HostThere,
     Invitation,
+    RunEnded,
     encode,
     to_member,
 )
+from manyhands.cluster.launcher.blame import RunFailure
 from manyhands.cluster.launcher.child import Child
+from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.exits import describe_exit
+from manyhands.cluster.launcher.first_host import WAIT_S, FirstHost
 from manyhands.cluster.launcher.kernel_view import Silences
 from manyhands.cluster.launcher.processes import WorkerProcesses
 from manyhands.cluster.launcher.stuck import STALL_S
 from manyhands.cluster.launchers import local
 from manyhands.comm.transports.curve import introduce, watch
-from manyhands.errors import ManyhandsError
 
 BEAT_S = 0.25
 HANDSHAKE_S = 60.0
-GIVE_UP_S = 600.0
 _LINGER_MS = 1000
 _NEXT_S = 1.0  # before a dead worker's replacement is started, for each one before it
 
 
 class HostAgent:
-    """Speaks for the `workers` and `servers` of this host at `address`; replaces up to `replace` of those that die."""
+    """Speaks for the `workers` and `servers` of this host at `address`; replaces up to `replace` of those that die.
+
+    Where nothing is heard of the first host, it waits for `wait_s` seconds.
+    """
 
     def __init__(
-        self, invitation: Invitation, *, address: str, workers: int, replace: int, servers: int = 0
+        self,
+        invitation: Invitation,
+        *,
+        address: str,
+        workers: int,
+        replace: int,
+        servers: int = 0,
+        wait_s: float = WAIT_S,
+        on_event: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        self._where = invitation.endpoint
+        place = invitation.endpoint.partition("://")[2]
+        self._first_host = FirstHost(place, wait_s, on_event)
         self._address = address
         self._workers = workers
         self._servers = servers
@@ -69,7 +84,6 @@ class HostAgent:
         introduce(self._socket, invitation.server_key.encode(), keys)
         self._socket.connect(invitation.endpoint)
         self._beat_s = 0.0
-        self._heard_s = time.monotonic()
 
     def __enter__(self) -> "HostAgent":
         """Returns when the coordinator has given this host a number."""
@@ -78,11 +92,7 @@ class HostAgent:
                 self._beat()
                 if self._socket.poll(round(BEAT_S * 1000)):
                     self._hear()
-                if time.monotonic() - self._heard_s > HANDSHAKE_S:
-                    raise ManyhandsError(
-                        f"the run at {self._where} has not answered for {HANDSHAKE_S:.0f} s; check that it goes on, "
-                        "that its address can be reached from here, and that its join.json is the newest"
-                    )
+                self._first_host.tick_before(HANDSHAKE_S)
         except BaseException:
             self.__exit__()
             raise
@@ -113,16 +123,17 @@ class HostAgent:
 
     def note_end(self, child: Child) -> bool:
         """A process has ended; says whether the others can go on."""
+        self._hear_all()  # it may have been told that the run has ended
         self._has_finished = self._has_finished or (child.code == 0 and not self.is_server(child.rank))
         is_good = child.code in local.GOOD_ENDS
         self._ended[self.first_number + child.rank] = "" if is_good else describe_exit(child.code)
-        if child.code > 0 and not is_good and not self._has_finished:
+        if child.code > 0 and not is_good and not self.has_finished:
             self._fail(child)
         self._beat()
         if child.code < 0 and self._replaced < self._replace:
             self._due.append((time.monotonic() + _NEXT_S * self._replaced, self._places[child.rank]))
             self._replaced += 1
-        return is_good or self._has_finished or (child.code < 0 and self.goes_on())
+        return is_good or self.has_finished or (child.code < 0 and self.goes_on())
 
     def _fail(self, child: Child) -> None:
         """A process ended by an error of its own, which the workers of other hosts would meet as well."""
@@ -135,33 +146,37 @@ class HostAgent:
 
     def goes_on(self) -> bool:
         """Whether any worker runs or will; once one has finished, those that have not joined come too late."""
-        if self._has_finished:
+        if self.has_finished:
             workers = [one for one in self._processes.running if not self.is_server(one.rank)]
             return any(self.first_number + child.rank in self._state_holders for child in workers)
         return bool(self._processes.busy or self._due)
 
     @property
     def has_finished(self) -> bool:
-        return self._has_finished
+        """Whether a worker has come to the end of its script, or the run is over."""
+        return self._has_finished or self._first_host.has_ended_well
 
     @property
-    def failed(self) -> str:
-        """Always empty: this launcher hears of no failure on another host."""
+    def failed(self) -> RunFailure | None:
+        """How the run has ended on the first host, if not well."""
+        return self._first_host.failure
+
+    @property
+    def waits_for(self) -> str:
+        return self._first_host.waits_for(is_in_the_run=self.is_in_the_run)
+
+    def why(self, culprit: Child) -> str:
+        """The run goes on without the workers of this host."""
         return ""
 
-    def tick(self) -> None:
+    def tick(self, *, is_leaving: bool) -> None:
         """Speak and listen, and start what is due."""
-        while self._socket.poll(0):
-            self._hear()
+        self._hear_all()
         now = time.monotonic()
         if now - self._beat_s >= BEAT_S:
             self._beat()
-        if now - self._heard_s > GIVE_UP_S:
-            raise ManyhandsError(
-                f"nothing was heard of the run at {self._where} for {GIVE_UP_S:.0f} s, and this host has waited long "
-                "enough; join again when it can be reached"
-            )
-        for at_s, place in [entry for entry in self._due if entry[0] <= now]:
+        self._first_host.tick(is_in_the_run=self.is_in_the_run)
+        for at_s, place in [entry for entry in self._due if entry[0] <= now and not is_leaving]:
             self._due.remove((at_s, place))
             self._places[self._start(place)] = place
 
@@ -184,12 +199,17 @@ class HostAgent:
         with contextlib.suppress(zmq.Again):
             self._socket.send(encode(said), zmq.NOBLOCK)
 
+    def _hear_all(self) -> None:
+        while self._socket.poll(0):
+            self._hear()
+
     def _hear(self) -> None:
         frames = self._socket.recv_multipart()
         said = to_member(frames[0]) if len(frames) == 1 else None
+        if isinstance(said, HostThere | RunEnded):
+            self._first_host.hear(said)
         if isinstance(said, HostThere):
             self.host = said.host
-            self._heard_s = time.monotonic()
             self._state_holders |= set(said.current)
             for child in self._processes.running if said.stalled else ():
                 if self.first_number + child.rank in said.stalled and self._silences.hangs(child.pid):

@@ -11,37 +11,45 @@ from manyhands.cluster.launcher.launch_plan import LaunchPlan
 AGAIN_S = 30.0
 
 
+def more_hosts(count: int) -> str:
+    return "1 more host" if count == 1 else f"{count} more hosts"
+
+
 class HostsAwaited:
     """`hosts` must come before the run begins, this one at `address` included."""
 
     def __init__(self, plan: LaunchPlan, hosts: int, address: str, on_event: Callable[[Event], None]) -> None:
         self._plan = plan
-        self._missing = hosts - 1
+        self._hosts = hosts
         self._address = address.rpartition(":")[0]
         self._here: list[str] = []
         self._on_event = on_event
         self._said_s = float("-inf")
 
     def note(self, here: Sequence[str]) -> None:
-        """The coordinator has heard of these hosts besides this one."""
-        came = [address for address in here if address not in self._here]
-        if not came:
+        """These hosts are here besides this one; one that was may have left."""
+        if here == self._here:
             return
-        self._missing -= len(came)
-        self._here += came
+        self._here = [*here]
         self._said_s = float("-inf")
-        if self._missing <= 0:
+        if not self.missing:
             self._on_event(Event(kind="hosts", text=f"all {len(self._here) + 1} hosts are here"))
+
+    @property
+    def missing(self) -> str:
+        """What the run waits for before it begins, if anything."""
+        missing = self._hosts - 1 - len(self._here)
+        return more_hosts(missing) if missing > 0 else ""
 
     def tick(self) -> None:
         """Say what is missing, again and again."""
         now_s = time.monotonic()
-        if self._missing <= 0 or now_s - self._said_s < AGAIN_S:
+        if not self.missing or now_s - self._said_s < AGAIN_S:
             return
         self._said_s = now_s
-        hosts = "1 more host" if self._missing == 1 else f"{self._missing} more hosts"
-        here = f" ({', '.join(self._here)} has come)" if self._here else ""
-        text = f"waiting for {hosts}{here}; there, in a directory with the script:\n  {self.command()}"
+        verb = "has" if len(self._here) == 1 else "have"
+        here = f" ({', '.join(self._here)} {verb} come)" if self._here else ""
+        text = f"waiting for {self.missing}{here}; there, in a directory with the script:\n  {self.command()}"
         self._on_event(Event(kind="hosts", text=text))
 
     def command(self) -> str:

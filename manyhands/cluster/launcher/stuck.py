@@ -180,10 +180,13 @@ class StuckWatch:
             if not self._said:
                 self._tell(seen, now_s)
             return ()
+        ending = working or [one for one in seen if one.doing is not Doing.SERVES]
+        if not ending:
+            return ()  # servers stay until the run is over
         self._said = ""
         self._tell(seen, now_s)
         self._again_s = now_s + self._stall_s  # for the others, to go on without them and save
-        return [one.child for one in working or seen]
+        return [one.child for one in ending]
 
     def _has_time(self, seen: Sequence[_Seen], working: Sequence[_Seen], asked_s: float) -> bool:
         """Whether a run that was asked to leave so long ago is only at work: a long step, an evaluation."""

@@ -69,18 +69,21 @@ def run(
             WorkerProcesses(on_line, on_output or on_line, arena, plan.name, logs)
         )
         starter = _starter(plan, processes, coordination, host_agent)
-        policy: MembershipPolicy = host_agent or FixedMembership(processes)
+        policy: MembershipPolicy = host_agent or FixedMembership(processes, plan.workers)
         if host_agent:
             host_agent.see_to(processes, starter.start)
         elif coordination:
             stack.enter_context(_joinable(plan, processes, coordination))
-            policy = _survival(plan, processes, coordination, starter, on_event)
+            policy = _survival(plan, processes, coordination, starter, on_event, steps)
         starter.start_all()
         spread = host_agent is not None or (elastic is not None and elastic.hosts > 0)
         stuck = StuckWatch(
             processes, name=plan.name, steps=steps, on_event=on_event, stall_s=stall_s, is_spread=spread
         )
-        return _Supervisor(plan, processes, policy, signals, stuck, on_tick, on_event, ask).watch()
+        outcome = _Supervisor(plan, processes, policy, signals, stuck, on_tick, on_event, ask).watch()
+        if coordination:
+            coordination.end_run(outcome.message, outcome.exit_code)
+        return outcome
 
 
 def _coordinate(plan: LaunchPlan, elastic: "Elastic") -> "Coordination":
@@ -143,6 +146,7 @@ def _survival(
     coordination: "Coordination",
     starter: Starter,
     on_event: Callable[[Event], None],
+    steps: Callable[[], int],
 ) -> MembershipPolicy:
     from manyhands.cluster.launcher.hosts_awaited import HostsAwaited
     from manyhands.cluster.launcher.survival import Survival
@@ -157,6 +161,7 @@ def _survival(
         servers=range(plan.workers, plan.size),
         on_event=on_event,
         awaited=awaited,
+        steps=steps,
     )
 
 
@@ -185,6 +190,7 @@ class _Supervisor:
         self._exits = Exits()
         self._without_session = WithoutSession(processes, plan.workers, on_event)
         self._asked_s: float | None = None  # when the workers were asked to save and leave
+        self._waited_for = ""  # when a signal ended the processes of this host
         self._given_up: list[Child] = []  # those that did not, and that the launcher has killed
         self._tick_at_s = 0.0
 
@@ -210,8 +216,7 @@ class _Supervisor:
             return
         self._on_tick()
         if not self._processes.stopping:
-            if self._asked_s is None:
-                self._policy.tick()
+            self._policy.tick(is_leaving=self._asked_s is not None)
             if self._plan.debug is None or self._asked_s is not None:  # a person at a prompt takes no steps
                 self._end_stuck()
             self._without_session.tick()
@@ -227,6 +232,9 @@ class _Supervisor:
     def _obey_signals(self) -> None:
         if self._signals.count > 1:
             self._processes.kill()
+        elif self._signals.count and (waits_for := self._waited_for or self._policy.waits_for):
+            self._waited_for = waits_for  # they can neither go on nor save
+            self._processes.stop(_AFTER_DEATH_S)
         elif self._signals.number == signal.SIGTERM and not self._processes.is_forking:
             if self._asked_s is None:
                 self._asked_s = time.monotonic()
@@ -253,7 +261,7 @@ class _Supervisor:
                 self._processes.stop(_AFTER_DEATH_S)
             deaths = [child for child in deaths if child not in self._given_up]
             deaths = [child for child in deaths if not was_told_to_end(child)]  # they had nothing to save
-        if ended and not policy.goes_on() and not exits.deaths and not deaths:
+        if not policy.goes_on() and not exits.deaths and not deaths:
             self._processes.stop(_AFTER_DEATH_S)  # servers, and workers that came too late
         exits.add_deaths(deaths)
         if exits.is_decided():
@@ -263,8 +271,8 @@ class _Supervisor:
         exits, signals, policy = self._exits, self._signals, self._policy
         has_finished = 0 in exits.codes or policy.has_finished
         done = Outcome(ok=True, exit_code=0, message=f"all {self._plan.workers} workers finished")
-        if policy.failed and not exits.deaths:
-            return Outcome(ok=False, exit_code=local.EXIT_CRASHED, message=policy.failed)
+        if policy.failed and not exits.has_cause:
+            return Outcome(ok=False, exit_code=policy.failed.exit_code, message=policy.failed.message)
         if local.EXIT_SAVED in exits.codes and not exits.has_cause:
             return Outcome(
                 ok=False,
@@ -276,9 +284,17 @@ class _Supervisor:
             return done
         if signals.number is not None and not exits.has_cause:
             message = f"interrupted by {signal.Signals(signals.number).name}"
+            if self._waited_for:
+                message += f" while it waited for {self._waited_for}"
             names = ", ".join(self._plan.name(child.rank) for child in self._given_up)
             unsaved = f"{names} did not come to the end of a step" if names else ""
-            return Outcome(ok=False, exit_code=128 + signals.number, message=message, unsaved=unsaved)
+            return Outcome(
+                ok=False,
+                exit_code=128 + signals.number,
+                message=message,
+                unsaved=unsaved,
+                waited_for=self._waited_for,
+            )
         culprit = exits.culprit(has_finished=has_finished)
         return self._blame(culprit) if culprit else self._done(done)
 
@@ -290,12 +306,13 @@ class _Supervisor:
         return Outcome(ok=False, exit_code=local.EXIT_NO_SESSION, message=text)
 
     def _blame(self, child: Child) -> Outcome:
-        workers = self._plan.workers
+        workers, why = self._plan.workers, self._policy.why(child)
         who = self._plan.name(child.rank) + (f" of {workers}" if child.rank < workers else "")
         return Outcome(
             ok=False,
             exit_code=child.code if child.code > 0 else 128 - child.code,
-            message=f"{who} {child.ending}",
+            message=f"{who} {child.ending}" + (f"; {why}" if why else ""),
+            is_lost=bool(why),
             rank=child.rank,
             process=self._plan.name(child.rank),
             tail=tuple(child.tail),

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from manyhands.cluster.coordinator.orders import Report
+from manyhands.cluster.launcher.blame import RunFailure
 from manyhands.cluster.launcher.child import Child
 from manyhands.cluster.launcher.coordination import Coordination
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.exits import describe_exit
+from manyhands.cluster.launcher.fixed_membership import LOST
 from manyhands.cluster.launcher.hosts_awaited import HostsAwaited
 from manyhands.cluster.launcher.kernel_view import Silences
 from manyhands.cluster.launcher.processes import WorkerProcesses
@@ -42,8 +44,10 @@ class Survival:
         servers: Iterable[int],
         on_event: Callable[[Event], None],
         awaited: HostsAwaited | None = None,
+        steps: Callable[[], int] = lambda: 0,
     ) -> None:
         self._awaited = awaited
+        self._steps = steps
         self._processes = processes
         self._coordination = coordination
         self._elastic = coordination.elastic
@@ -59,9 +63,13 @@ class Survival:
         self._silences = Silences(self._elastic.stall_s)
         self._waiting: set[int] = set()  # members whose replica is not whole
         self._has_finished = False
-        self.failed = ""  # why a launcher on another host says that the run cannot go on
+        self._is_lost = False  # whether no worker is left that has the parameters
+        self._last: list[Child] = []  # workers that died and after which no step was made
+        self.failed: RunFailure | None = None  # why a launcher on another host says that the run cannot go on
         self._remote_hosts: set[int] = set()  # members that another launcher has started
-        self._replaced = 0
+        self._replaced = 0  # workers
+        self._server_deaths = 0  # since the last step
+        self._steps_at_death = -1
         self._due: list[tuple[float, int]] = []  # when to start a replacement, and in which place
         processes.listen(coordination, self._hear)
 
@@ -81,7 +89,7 @@ class Survival:
             self._has_finished or child.code == local.EXIT_PEER_LOST
         )
         if child.code > 0 and is_late:
-            return self._has_finished or self._has_workers()  # it came when the others were going
+            return self._has_some()  # it came when the others were going
         if child.code > 0:
             return False  # by an error of its own: the others would meet it as well
         how = describe_exit(child.code)
@@ -93,8 +101,8 @@ class Survival:
         else:
             self._untold.append(death)
         self._state_holders.discard(child.rank)
-        if not self._has_workers():
-            return self._has_finished  # else no worker has the parameters any more
+        if not self._has_some():
+            return False
         if self._replaced < self._elastic.replace:
             delay_s = (
                 min(FIRST_DELAY_S * 2 ** (self._replaced - 1), LONGEST_DELAY_S) if self._replaced else 0.0
@@ -109,13 +117,12 @@ class Survival:
             self._coordination.tell_ended(child.rank)
         if child.code == 0 or self._has_finished:
             return True  # a worker that has finished was the last to want anything of it
-        is_replaced = self._replaced < self._elastic.replace
+        is_replaced = self._may_replace_server()
         # Where there are other hosts, servers there may have a copy of what it had.
         if child.code > 0 or not (is_replaced or self._elastic.hosts):
             return False
         rank = self._servers.pop(child.rank)
         if is_replaced:
-            self._replaced += 1
             self._servers[self._start_server(rank)] = rank
         how = describe_exit(child.code)
         name = child.rank if self._elastic.hosts else rank - self._first_server
@@ -124,8 +131,35 @@ class Survival:
         self._on_event(Event(kind="server", text=text, fields={"rank": rank, "how": how, "pid": child.pid}))
         return True
 
-    def _has_workers(self) -> bool:
-        return bool(self._remote_hosts) or any(self.is_worker(one.rank) for one in self._processes.running)
+    def _may_replace_server(self) -> bool:
+        """What a server knew is in the host's memory: it is replaced as often as it dies, unless each new one dies
+        before the workers have made a step."""
+        steps = self._steps()
+        self._server_deaths = self._server_deaths + 1 if steps == self._steps_at_death else 1
+        self._steps_at_death = steps
+        return self._server_deaths <= self._elastic.replace
+
+    def _has_some(self) -> bool:
+        """Whether a worker is left, or the last one had finished."""
+        has_workers = self._remote_hosts or any(self.is_worker(one.rank) for one in self._processes.running)
+        self._is_lost = not (has_workers or self._has_finished)
+        return not self._is_lost
+
+    @property
+    def waits_for(self) -> str:
+        return self._awaited.missing if self._awaited else ""
+
+    def why(self, culprit: Child) -> str:
+        """Why the run could not go on after the death of this process."""
+        if culprit.rank in self._servers and culprit.code < 0:
+            died = f" and {self._server_deaths} servers died without a step in between"
+            return f"no other takes over from it, since replace = {self._elastic.replace}" + (
+                died if self._elastic.replace else ""
+            )
+        if not self._is_lost:
+            return ""
+        before = [child.rank for child in self._last if child is not culprit]
+        return f"{_named('worker', before)} had died before it, and {LOST}" if before else LOST
 
     @property
     def has_finished(self) -> bool:
@@ -140,8 +174,10 @@ class Survival:
             running & self._state_holders if self._has_finished else running or elsewhere
         )
 
-    def tick(self) -> None:
+    def tick(self, *, is_leaving: bool) -> None:
         """Start what is due, and say which hosts are missing."""
+        if is_leaving:
+            return
         if self._awaited:
             self._awaited.tick()
         now = time.monotonic()
@@ -153,6 +189,7 @@ class Survival:
         """Report deaths after which the workers made no step any more."""
         for death in self._untold:
             self._tell(death, "the run ended", {})
+        self._last = [death.child for death in self._untold]
         self._untold.clear()
         self._processes.ignore(self._coordination)
 
@@ -168,15 +205,18 @@ class Survival:
             )
             return
         for report in reports:
-            if report.hosts_here and self._awaited:
+            if report.hosts_here is not None and self._awaited:
                 self._awaited.note(report.hosts_here)
             if report.stalled is not None:
                 self._kill(report.stalled)
-            self.failed = self.failed or report.failed
+            if report.failed and not self.failed:
+                self.failed = RunFailure(report.failed, local.EXIT_CRASHED)
             if report.is_over:
                 self._remote_hosts.clear()
                 self._has_finished = self._has_finished or (report.finished and self._elastic.hosts > 0)
+                self._has_some()
             if report.generation is not None:
+                self._awaited = None  # the run has begun
                 self._tell_generation(report)
 
     def _kill(self, number: int) -> None:
