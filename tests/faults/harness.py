@@ -36,6 +36,7 @@ SIGNALS = {
     "leave": signal.SIGUSR1,
 }
 MORTAL = {"kill", "stop", "segfault", "memory", "update"}  # a worker does not outlive these
+CALLED = {"coordinator": "coordinator", "server": "server {}", "starting": "worker {}"}  # as `top` shows them
 PATIENCE_S = 90.0
 DISK = "disk"  # in a run's folder: the file system that is filled
 
@@ -43,7 +44,8 @@ DISK = "disk"  # in a run's folder: the file system that is filled
 @dataclass(frozen=True)
 class Fault:
     """One worker, one moment, one kind: kill, stop, segfault, memory, leave, update; or server, of which `who` is the
-    number; or coordinator, disk, room (which have no `who`)."""
+    number; or starting, of a worker that need not have begun its script; or coordinator, disk, room (which have no
+    `who`)."""
 
     who: int
     when: float | int
@@ -192,6 +194,7 @@ def run(
             replicas_equal=strategies.parse(strategy).traits.synchronous,
         ),
         on_event=events.append,
+        steps=lambda: sum(map(_steps, folder.glob("log-*.jsonl"))),
     )
     logs = logs_in(folder)
     fired += [
@@ -217,6 +220,10 @@ def logs_in(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
+def _steps(path: Path) -> int:
+    return path.read_bytes().count(b'"made"')
+
+
 def has_stepped(log: list[dict[str, Any]]) -> bool:
     return any(row["kind"] == "made" for row in log)
 
@@ -225,8 +232,8 @@ def _do(fault: Fault, folder: Path) -> bool:
     if fault.kind in ("disk", "room"):
         _fill(folder / DISK / "ballast", is_full=fault.kind == "disk")
         return True
-    if fault.kind in ("coordinator", "server"):
-        name = "coordinator" if fault.kind == "coordinator" else f"server {fault.who}"
+    if fault.kind in CALLED:
+        name = CALLED[fault.kind].format(fault.who)
         pids = [pid for pid in _children(os.getpid()) if _name(pid) == name]
     else:
         pids = [log[0]["pid"] for number, log in logs_in(folder).items() if number == fault.who]

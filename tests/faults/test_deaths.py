@@ -189,6 +189,8 @@ def test_where_no_worker_can_go_on_the_run_ends_and_says_why(
     why = f"error: worker {dead} of {workers} died: killed by SIGKILL"
     if placements.parse(placement).mesh(workers).members > 1:
         why += "; its replica is not whole without it, and there is no checkpoint yet: start again"
+    else:
+        why += "; no worker is left that has the parameters; there is no checkpoint: start again"
     assert last_error(done.err) == why
     assert "Traceback" not in done.err
     assert not (tmp_path / "run" / "summary.json").exists()

@@ -45,7 +45,9 @@ def test_a_server_that_nobody_may_replace_ends_the_run_and_is_named(tmp_path: Pa
         os.kill(run.workers[2], signal.SIGKILL)
         error = run.said()
         assert run.launcher.returncode == 128 + signal.SIGKILL
-        assert last_error(error) == "error: server 0 died: killed by SIGKILL"
+        assert last_error(error).startswith(
+            "error: server 0 died: killed by SIGKILL; no other takes over from it, since replace = 0; the"
+        )
         assert f"the whole output of server 0: {run.out / 'logs' / 'server-0.log'}" not in error, (
             "it said nothing"
         )
