@@ -91,24 +91,47 @@ class Assignment:
         more = 0 if self.takers and worker not in self.takers else rounds(len(self.rest), self.round_samples)
         return len(self.held[worker]) + more
 
+    @property
+    def places(self) -> int:
+        """How many there are in all."""
+        return len(self.rest) + sum(len(one) for held in self.held for one in held)
+
+    def used(self, rounds: Sequence[int]) -> int:
+        """How many of them are in the first rounds of each worker, so many by worker."""
+        whole, rest = divmod(len(self.rest), self.round_samples)
+        found = 0
+        for worker, (count, held) in enumerate(zip(rounds, self.held, strict=True)):
+            found += sum(map(len, held[:count]))
+            more = count - len(held)
+            if more > 0 and (not self.takers or worker in self.takers):
+                first, last = self._bounds(self.round_samples, worker)
+                found += min(more, whole) * (last - first)
+                first, last = self._bounds(rest, worker)
+                found += (last - first) * (more > whole)
+        return found
+
     def share(self, number: int, worker: int) -> Tensor:
         """A worker's places in a round."""
         held = self.held[worker]
         return held[number] if number < len(held) else self._assigned(number - len(held), worker)
 
     def _assigned(self, number: int, worker: int) -> Tensor:
-        """As above, in a round that is assigned here.
+        """As above, in a round that is assigned here."""
+        taken = self.rest[number * self.round_samples : (number + 1) * self.round_samples]
+        first, last = self._bounds(len(taken), worker)
+        return taken[first:last]
+
+    def _bounds(self, length: int, worker: int) -> tuple[int, int]:
+        """Where a worker's share of a round with so many places is.
 
         The last round may be short: it is divided evenly among as many workers as can have two samples each, since
         batch norm cannot train on one; the others get an empty share.
         """
-        taken = self.rest[number * self.round_samples : (number + 1) * self.round_samples]
         workers = sharers = len(self.takers) or self.workers
-        if len(taken) < self.round_samples:
-            sharers = min(workers, max(len(taken) // 2, -(-len(taken) // self.batch)))
+        if length < self.round_samples:
+            sharers = max(1, min(workers, max(length // 2, -(-length // self.batch))))
         position = self.takers.index(worker) if self.takers else worker
-        first, last = (len(taken) * min(place, sharers) // sharers for place in (position, position + 1))
-        return taken[first:last]
+        return length * min(position, sharers) // sharers, length * min(position + 1, sharers) // sharers
 
 
 class Ledger:

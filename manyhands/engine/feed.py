@@ -16,6 +16,7 @@ from manyhands.data.effect import Effects, Learners
 from manyhands.data.ledger import Assignment, DrawnOrder, Ledger, Ranges, flags, ranges_of
 from manyhands.data.streams import Stream
 from manyhands.data.structure import emptied, samples_in
+from manyhands.engine.feed_pace import FeedPace
 from manyhands.engine.feed_record import UNKNOWN, FeedRecord, Outstanding, ledger_of
 
 _ASSIGNMENT_SHIFT = 32  # bits for the rounds of one assignment
@@ -45,6 +46,7 @@ class Feed:
         )
         self.used = 0  # of the drawn ones, those that are in steps
         self.audit = Audit()
+        self.pace = FeedPace()
         self._pooled = pooled
         self._effects: Effects | None = None
         self._used_by: Sequence[int] = ()  # by worker: rounds used at the last exchange
@@ -102,6 +104,7 @@ class Feed:
             self.is_abandoned = saved is not None and saved.is_abandoned
         self.is_over = False
         self.assign(workers)
+        self.pace.begin()
         return not goes_on
 
     @property
@@ -149,6 +152,12 @@ class Feed:
         )
         self._worker = worker if held else self._worker
         self.round_samples = round_samples
+        self.pace.assign(
+            self.ledger.assignment,
+            [one.used for one in held] or [0] * workers,
+            before=int(self.ledger.times.count_nonzero()),
+            full=self._round_samples,
+        )
 
     def _take_stock(self, ledger: Ledger, held: Sequence[Outstanding]) -> None:
         """Workers have come or gone: what the replicas of this generation have counts, and nothing else does."""
@@ -283,11 +292,15 @@ class Feed:
         if not self.is_under_way:
             return
         if self.assignment is not None:
-            self.note(self._rounds(self.assignment, reached))
+            self.note(self.rounds_at(reached))
         self.commit()
 
-    def _rounds(self, assignment: Assignment, reached: Sequence[int]) -> list[int]:
-        rounds = []
+    def rounds_at(self, reached: Sequence[int]) -> list[int]:
+        """By worker the rounds of this assignment that it had used when it had come so far."""
+        rounds: list[int] = []
+        assignment = self.assignment
+        if assignment is None:
+            return [0 for _ in reached]
         for worker, value in enumerate(reached):
             ahead = (value >> _ASSIGNMENT_SHIFT) - self._assignments
             used = assignment.rounds(worker) if ahead > 0 else value & ((1 << _ASSIGNMENT_SHIFT) - 1)
@@ -363,6 +376,7 @@ class Feed:
             is_over=self.is_over,
             is_main=self.is_main,
             is_abandoned=self.is_abandoned,
+            pace=(self.pace.counted, self.pace.owed),
         )
 
     def adopt(self, record: FeedRecord | None, seed: int, *, is_in_loop: bool, keeps: bool) -> None:
@@ -378,4 +392,5 @@ class Feed:
         self.audit.begin(self.ledger.times)
         self.is_over, self.is_main, self._is_dealt = record.is_over, record.is_main, record.is_dealt
         self.is_abandoned = record.is_abandoned
+        self.pace.counted, self.pace.owed = record.pace
         self._shuffle, self._batch, self._round_samples = record.shuffle, record.batch, record.round_samples

@@ -26,6 +26,8 @@ class FeedRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_main: bool = True
     """Whether its loops are the script's own, not loops inside of others."""
     is_abandoned: bool = False
+    pace: tuple[int, int] = (0, 0)
+    """Rounds that the schedule has counted, and of those the last ones that make no whole step yet."""
 
 
 class Outstanding(msgspec.Struct, frozen=True, kw_only=True):

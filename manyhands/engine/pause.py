@@ -14,7 +14,7 @@ from manyhands import telemetry
 from manyhands.cluster.launchers import local
 from manyhands.data.ledger import Assignment, DrawnOrder, Ranges
 from manyhands.data.streams import Stream
-from manyhands.engine import habits, lower_level
+from manyhands.engine import habits, lower_level, pace, same_bits
 from manyhands.engine import handshake as handshakes
 from manyhands.engine import save as saving
 from manyhands.engine.collecting import collect, nothing
@@ -46,6 +46,7 @@ def pause(engine: Engine, purpose: int) -> None:
     engine.clock.stop()
     gather(engine, purpose)
     agree(engine)
+    same_bits.hold(engine)
     if engine.replica.runs_whole:
         _not_apart(engine)
     engine.siblings.joint.even_out(engine.world)
@@ -104,7 +105,7 @@ def gather(engine: Engine, purpose: int, ends: Feed | None = None) -> Answers:
             feed.note(drawn)
     engine.change_is_due = answers.change
     if not lockstep and purpose != COLLECT:  # which workers that are out of data do not come for
-        _count_together(engine)
+        _count_together(engine, answers)
     return answers
 
 
@@ -123,11 +124,13 @@ def _leave(engine: Engine) -> None:
     fleet.leave(take_part)
 
 
-def _count_together(engine: Engine) -> None:
+def _count_together(engine: Engine, answers: Answers) -> None:
     """Where each worker has counted by itself: what all of them have done."""
     progress = engine.progress
+    pace.catch_up(engine, answers)
     row = [float(progress.uncounted), float(progress.parted), float(progress.position)]
-    rows = engine.world.exchange(row)
+    rows = engine.world.exchange([*row, *pace.row(engine)])
+    pace.level(engine, [one[len(row) :] for one in rows])
     others = sum(int(row[0]) for row in rows) - progress.uncounted
     progress.samples += others
     engine.clock.add(others)
@@ -238,6 +241,8 @@ def _end_epoch(engine: Engine, ended: Feed | None) -> None:
         ended is not None and len(engine.feeds.slots) == 1
     )  # else there were more samples than those of the epoch
     progress.end_epoch(ended.length if ended is not None and is_alone else None)
+    if not engine.traits.lockstep:  # each has made those that it had data for
+        progress.steps = int(max(row[0] for row in engine.world.exchange([float(progress.steps)])))
     if engine.save_every and engine.save_every.is_due_after_epoch(progress):
         answer(engine, SAVE_NOW)
 

@@ -35,12 +35,16 @@ class Progress:
 
     # Steps
     steps: int = 0
+    pace: int = 0
+    """Steps that the workers with whom the run began would have made by now: schedules go by it (`pace.py`)."""
     steps_here: int = 0
     """Of those, in this generation."""
     commits: int = 0
     """Steps, and agreements of replicas, that all workers have committed."""
     alone_until: int = 0
     """Commits up to which the other workers are ahead, by steps that need no other worker."""
+    has_regrouped: bool = False
+    """Whether workers have died or joined."""
     parted: bool = False
     """Whether there were steps since the replicas last agreed."""
 

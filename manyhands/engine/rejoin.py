@@ -11,7 +11,7 @@ from torch import Tensor
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
 from manyhands.comm.comm import ServerAccess
-from manyhands.engine import generation, random_state, worker_process
+from manyhands.engine import generation, pace, random_state, worker_process
 from manyhands.engine.build import Built, compose
 from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.feed_record import Outstanding
@@ -260,14 +260,17 @@ def _catch_up(
     if old is None or engine.progress.calls < members.calls[source]:
         adopt(engine, snapshot, keeps=old is not None)
         engine.progress.takeovers += old is None
-        if old is None:
-            engine.script.is_late, engine.joined_with = True, (snapshot.groups, snapshot.scheduler)
     elif snapshot.feeds.turns > feeds.turns:
         # Other workers have drawn some of it already.
         if not feeds.is_in_loop:
             engine.progress.begin_epoch()
         feeds.adopt_ahead(snapshot.feeds, snapshot.progress["seed"])
     feeds.assign(mesh.feeds, outstanding[:: mesh.copies], mesh.feed(world.rank))
+    pace.level(engine, world.exchange(pace.row(engine)))
+    engine.progress.has_regrouped = True
+    if old is None:
+        now = capture(engine)
+        engine.script.is_late, engine.joined_with = True, (now.groups, now.scheduler)
 
 
 def _outstanding(engine: Engine, new: NewGeneration | None) -> list[Outstanding]:

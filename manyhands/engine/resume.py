@@ -38,6 +38,7 @@ class SavedRecord(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     workers: Count
     replicas: Count
+    pace: Count = 0
     placement: str
     optimizer: States
     optimizer_class: str

@@ -18,6 +18,9 @@ from manyhands.errors import CheckpointError
 
 PAIRS = "pairs"
 
+# How this process computes, on its own device: not taken over.
+_HERE = ("params", "foreach", "fused", "capturable", "differentiable")
+
 SAVED = ("steps", "epoch", "samples", "seed")
 """The counters that a checkpoint holds. The others begin again: a script that resumes makes its calls anew."""
 
@@ -48,6 +51,7 @@ def to_record(engine: Engine) -> dict[str, Any]:
     snapshot = capture(engine)
     return {
         **{name: snapshot.progress[name] for name in SAVED},
+        "pace": snapshot.progress["pace"],
         **engine.feeds.to_record(),
         "groups": snapshot.groups,
         "scheduler": snapshot.scheduler,
@@ -58,7 +62,11 @@ def from_record(record: Mapping[str, Any], groups: list[Any]) -> Snapshot:
     """The session that a checkpoint's record describes, with the optimizer settings of one worker."""
     position = sum(last - first for first, last in record["committed"])
     return Snapshot(
-        progress={**{name: record[name] for name in SAVED}, "position": position},
+        progress={
+            **{name: record[name] for name in SAVED},
+            "pace": record.get("pace", record["steps"]),  # earlier versions counted steps
+            "position": position,
+        },
         groups=groups,
         scheduler=record["scheduler"],
         feeds=feeds.from_record(record),
@@ -79,7 +87,7 @@ def adopt_settings(engine: Engine, groups: Sequence[Any], schedule: Any) -> None
     try:
         for group, saved in zip(training.optimizer.param_groups, groups, strict=True):
             group.update(
-                {key: like(value, group.get(key)) for key, value in saved.items() if key != "params"}
+                {key: like(value, group.get(key)) for key, value in saved.items() if key not in _HERE}
             )
         if training.scheduler is not None and schedule is not None:
             now = training.scheduler.state_dict()

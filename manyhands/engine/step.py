@@ -24,6 +24,7 @@ from manyhands.cluster.worker.member import Regroup
 from manyhands.data.effect import Learners
 from manyhands.data.structure import parts_of
 from manyhands.engine import handshake as handshakes
+from manyhands.engine import pace
 from manyhands.engine.alike import check_alike
 from manyhands.engine.elastic import can_go_on, recover
 from manyhands.engine.engine import Engine, Transaction
@@ -316,11 +317,9 @@ def without_change(engine: Engine, finish: Callable[[float], None], loss: float 
 def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: float, safety: Safety) -> None:
     """The step is made: from here on it counts."""
     progress, feeds, traits, member = engine.progress, engine.feeds, engine.traits, engine.member
-    generation, training = engine.generation, engine.training
-    if "step" in vars(training.optimizer):
+    generation = engine.generation
+    if "step" in vars(engine.training.optimizer):
         show_step(engine, loss)
-    if training.scheduler is not None:
-        training.scheduler.step()
     if handshake and not handshake.is_answered:
         handshake.wait()
     answers = handshake.answers if handshake else None
@@ -340,6 +339,7 @@ def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: f
         # Where gradients come late, this step makes safe what the worker had used before it.
         generation.used.publish(feeds.progress if traits.late else feeds.prospect)
     feeds.note_used()
+    pace.after_step(engine, answers)
     if engine.twins is not None and work.parts:
         engine.look_for_twins(answers.signs if answers else None)
     if member:

@@ -55,6 +55,12 @@ class Whereabouts:
         return self.engine.progress.steps
 
     @property
+    def pace(self) -> int:
+        """How many steps the workers that the run began with would have made for the samples that it has used: what
+        schedules go by. It is `steps` as long as no worker dies or joins."""
+        return self.engine.progress.pace
+
+    @property
     def epoch(self) -> int:
         """How many epochs are complete: `while session.epoch < 10:` also goes on after a `resume`."""
         return self.engine.progress.epoch

@@ -23,6 +23,9 @@ def nothing_lost(
         assert len([row for row in ran.logs[number] if row["kind"] == "start"]) == 1
         assert end["tally"] == whole, "every sample exactly once in each epoch"
         assert end["samples"] == whole["once"]
+        rounds = -(-training.LENGTH // (training.BATCH * end["first_workers"]))
+        assert end["scheduled"] == epochs * rounds, "schedules end where they do without faults"
+        assert end["steps"] == ran.ends[min(ran.ends)]["steps"], "all count the same steps"
     first = ran.parameters(min(ran.ends))
     assert all(torch.equal(first, ran.parameters(number)) for number in ran.ends), "the same bits everywhere"
 

@@ -177,6 +177,21 @@ def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=lr)
 
 
+class Counted:
+    """A schedule that changes nothing, and knows how far it is."""
+
+    last_epoch = 0
+
+    def step(self) -> None:
+        self.last_epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.last_epoch = state["last_epoch"]
+
+
 class Counts(nn.Module):
     """Counts, in each of its parameters and in every part of them, how often updates have used each sample."""
 
@@ -344,10 +359,14 @@ def main() -> None:
         model[2].register_forward_hook(disturb_pass)
     made = optimizer(name, model, settings.get("lr", LR))
     data: Any = digits.train if digits else Numbered(LENGTH, dtype)
+    schedule: Any = Counted()
+    if "cosine" in settings:
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, settings["cosine"])
     session = mh.session(
         model,
         made,
         watched,
+        scheduler=schedule,
         clip_norm=settings.get("clip_norm"),
         seed=settings.get("seed", 0),
         example=None if digits else data.batch(torch.arange(BATCH), 0),
@@ -383,6 +402,9 @@ def main() -> None:
         pid=os.getpid(),
         steps=session.steps,
         samples=session.samples,
+        scheduled=schedule.last_epoch,
+        rate=made.param_groups[0]["lr"],
+        first_workers=session.engine.progress.full,
         epoch=session.epoch,
         tally=dict(session.engine.feeds.tally),
         workers=session.workers,

@@ -154,6 +154,10 @@ class CounterTable:
     def put(self, column: int, value: int) -> None:
         self._counters.publish(self._start + column, value)
 
+    def column(self, column: int) -> list[int]:
+        """One number of every worker, this one included."""
+        return [self._counters.read(row[column]) for row in self._rows]
+
     def values(self) -> list[list[int]]:
         """How far every worker has come, this one included."""
         return [[self._counters.read(place) for place in row] for row in self._rows]
