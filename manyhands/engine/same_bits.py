@@ -50,7 +50,11 @@ def _row(engine: Engine) -> list[float]:
 
 
 def _bits(values: Tensor) -> int:
-    return int(values.detach().view(_WHOLE[values.element_size()]).sum(dtype=torch.int64))
+    """The sum of a vector's bits, eight bytes at a time: as fast as the memory."""
+    plain, size = values.detach().reshape(-1), values.element_size()
+    whole = len(plain) * size // 8 * 8 // size
+    rest = plain[whole:].view(_WHOLE[size])
+    return int(plain[:whole].view(torch.int64).sum()) + int(rest.sum(dtype=torch.int64))
 
 
 def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:

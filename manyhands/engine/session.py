@@ -78,8 +78,8 @@ def session(
         model: Any module, on the CPU or the device of this worker.
         optimizer: Made from `model.parameters()`; several, each for some of the parameters, as a list: `[muon, adamw]`.
         loss: A function `loss(model, batch)`: the mean over the batch, or a tuple, dict or object with it.
-        scheduler: Stepped after every step, and saved. One that needs a measure, as ReduceLROnPlateau does, the script
-            steps itself.
+        scheduler: Stepped after every step, and saved; after a death or a join, by the samples of the whole run. One
+            that needs a measure, as ReduceLROnPlateau does, the script steps itself.
         clip_norm: The limit of the gradient's global norm.
         skip_nonfinite: How many steps may be left out because their gradient has a NaN or an infinity in it, before
             such a step ends the run.
