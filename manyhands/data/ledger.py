@@ -11,6 +11,7 @@ import itertools
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -91,14 +92,21 @@ class Assignment:
         more = 0 if self.takers and worker not in self.takers else rounds(len(self.rest), self.round_samples)
         return len(self.held[worker]) + more
 
+    @cached_property
+    def _left(self) -> int:
+        return len(self.rest)
+
     @property
     def places(self) -> int:
         """How many there are in all."""
-        return len(self.rest) + sum(len(one) for held in self.held for one in held)
+        return self._left + sum(len(one) for held in self.held for one in held)
 
     def used(self, rounds: Sequence[int]) -> int:
         """How many of them are in the first rounds of each worker, so many by worker."""
-        whole, rest = divmod(len(self.rest), self.round_samples)
+        first = rounds[0]
+        if not self.takers and all(count == first for count in rounds) and not any(self.held):
+            return min(first * self.round_samples, self._left)  # as in most steps
+        whole, rest = divmod(self._left, self.round_samples)
         found = 0
         for worker, (count, held) in enumerate(zip(rounds, self.held, strict=True)):
             found += sum(map(len, held[:count]))

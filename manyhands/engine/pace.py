@@ -24,7 +24,7 @@ def after_step(engine: Engine, answers: Answers | None) -> None:
     if progress.has_regrouped:
         _look_for_other_rates(engine)
     feed = feeds.last
-    if not feed.is_under_way:
+    if not feed.goes_on:
         _advance(engine, 1)
     elif answers is not None:
         _advance(engine, feed.pace.step(answers.drawn[feeds.slots.index(feed)]))
@@ -64,7 +64,7 @@ def row(engine: Engine) -> list[float]:
 def catch_up(engine: Engine, answers: Answers) -> None:
     """Workers that do not step together have met, and know how far each of them is."""
     feeds = engine.feeds
-    if feeds.last.is_under_way:
+    if feeds.last.goes_on:
         _advance(engine, feeds.last.pace.catch_up(answers.drawn[feeds.slots.index(feeds.last)]))
 
 
