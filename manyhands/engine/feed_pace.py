@@ -38,8 +38,10 @@ class FeedPace:
         the first workers that makes. `worker` is this one, where workers do not step together."""
         drawn = [now - before for now, before in zip(used_by, self._seen, strict=True)]
         strides = [one for one in (drawn if worker is None else drawn[worker : worker + 1]) if one > 0]
-        if not strides:
-            return 1  # of other data
+        if (
+            not strides
+        ):  # it is one of other data, or the second half of one whose first half a death came after
+            return max(1, self.catch_up(used_by))
         self._seen, self._stride = used_by, min(strides)
         return self.catch_up(used_by)
 
