@@ -32,7 +32,7 @@ def rate_of_one_process() -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize(("number", "strategy"), enumerate(APART))
+@pytest.mark.parametrize(("number", "strategy"), list(enumerate(APART)))
 def test_all_workers_end_at_the_rate_of_one_process(number: int, strategy: str, tmp_path: Path) -> None:
     """Every second strategy replaces the dead worker; the one that joins has the rate of the others."""
     replace = number % 2
