@@ -215,6 +215,7 @@ def _end_loops(engine: Engine, loop: object) -> None:
         ended = None if first == OWN_LOOP else feeds.slots[first]
         if engine.member:
             agree(engine)  # an epoch is over when what was learned in it is safe
+            same_bits.hold(engine)
         feeds.commit()
         if ended is None or ended.is_complete or ended.is_abandoned:
             if ended is not None:

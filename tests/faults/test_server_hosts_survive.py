@@ -105,3 +105,22 @@ def test_without_copies_a_lost_server_ends_the_run(tmp_path: Path) -> None:
         "in a script)"
     )
     assert "Traceback" not in ran.said
+
+
+def test_what_asynchronous_workers_end_with_has_the_same_bits_everywhere(tmp_path: Path) -> None:
+    """Adam makes large steps of small differences: a worker that kept older values would end far from the others."""
+    faults = [Fault((1, 1), 0.3), Fault((2,), 2.0, "cut", 4.0)]
+    ran = on_hosts.run(
+        tmp_path,
+        (1, 1, 1),
+        faults,
+        strategy="parameter-server:async,copies=1",
+        servers=(1, 1, 1),
+        optimizer="Adam",
+        lr=0.002,
+        pause_s=0.2,
+    )
+    assert len(ran.ends) == 3, ran.said
+    checks.nothing_lost(ran, ran.fired, faults)
+    assert len(ran.of("server")) == len(ran.of("host")) == 1
+    assert {end["workers"] for end in ran.ends.values()} == {3}
