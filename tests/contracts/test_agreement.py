@@ -69,6 +69,32 @@ def test_all_end_alike(strategy: str) -> None:
     assert all(torch.equal(one.params, first.params) for one in ended)
 
 
+@pytest.mark.parametrize(("own", "is_said"), [("step", True), ("epoch", False), ("none", False)])
+def test_a_script_with_a_schedule_of_its_own_hears_after_a_death(
+    own: str, is_said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rates that change from step to step go by the steps of one worker; once in an epoch is right."""
+
+    def work(world: World) -> None:
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        schedule = CosineAnnealingLR(optimizer, 100)
+        session = session_of(net, optimizer, loss, world=world)
+        session.engine.progress.has_regrouped = True
+        for _ in range(EPOCHS):
+            for batch in session.batches(list(torch.randn(LENGTH, 3)), batch_size=BATCH):
+                session.step(batch)
+                if own == "step":
+                    schedule.step()
+            if own == "epoch":
+                schedule.step()
+        session.close()
+
+    in_threads(1, work)
+    said = capsys.readouterr().err
+    assert said.count("give the scheduler to mh.session(scheduler=…)") == is_said
+
+
 def apart(monkeypatch: pytest.MonkeyPatch, difference: float) -> list[Ended]:
     """Worker 1 ends each average with something else than the others."""
     real = local_sgd.LocalSGD.meet
