@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from manyhands.engine.engine import Engine
 from manyhands.engine.handshake import Answers
 
-ROW = 3  # numbers by which workers compare how far they are
-
 
 def after_step(engine: Engine, answers: Answers | None) -> None:
     """A step is made; without answers this worker knows only of its own host how far the others are."""

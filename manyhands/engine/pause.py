@@ -128,7 +128,7 @@ def _count_together(engine: Engine, answers: Answers) -> None:
     """Where each worker has counted by itself: what all of them have done."""
     progress = engine.progress
     pace.catch_up(engine, answers)
-    row = [float(progress.uncounted), float(progress.parted), float(progress.position)]
+    row = [float(progress.uncounted), float(progress.parted), float(progress.position), float(progress.steps)]
     rows = engine.world.exchange([*row, *pace.row(engine)])
     pace.level(engine, [one[len(row) :] for one in rows])
     others = sum(int(row[0]) for row in rows) - progress.uncounted
@@ -137,6 +137,7 @@ def _count_together(engine: Engine, answers: Answers) -> None:
     progress.uncounted = 0
     progress.parted = any(row[1] for row in rows)
     progress.position = int(min(row[2] for row in rows))  # the slowest worker still has the rest
+    progress.most_steps = int(max(row[3] for row in rows))
     engine.feeds.commit()
 
 
@@ -242,8 +243,7 @@ def _end_epoch(engine: Engine, ended: Feed | None) -> None:
         ended is not None and len(engine.feeds.slots) == 1
     )  # else there were more samples than those of the epoch
     progress.end_epoch(ended.length if ended is not None and is_alone else None)
-    if not engine.traits.lockstep:  # each has made those that it had data for
-        progress.steps = int(max(row[0] for row in engine.world.exchange([float(progress.steps)])))
+    progress.steps = max(progress.steps, progress.most_steps)
     if engine.save_every and engine.save_every.is_due_after_epoch(progress):
         answer(engine, SAVE_NOW)
 

@@ -14,6 +14,7 @@ from typing import Any
 # A worker's own: no other worker adopts these.
 _OWN = {
     "steps_here",
+    "most_steps",
     "alone_until",
     "uncounted",
     "last_loss",
@@ -35,10 +36,12 @@ class Progress:
 
     # Steps
     steps: int = 0
-    pace: int = 0
-    """Steps that the workers with whom the run began would have made by now: schedules go by it (`pace.py`)."""
     steps_here: int = 0
     """Of those, in this generation."""
+    most_steps: int = 0
+    """Where each worker makes steps of its own, those of the worker with most: after an epoch all count so many."""
+    pace: int = 0
+    """Steps that the workers with whom the run began would have made by now: schedules go by it (`pace.py`)."""
     commits: int = 0
     """Steps, and agreements of replicas, that all workers have committed."""
     alone_until: int = 0
