@@ -117,7 +117,6 @@ class Engine:
         # How all workers take over what their scripts have put into model or optimizer; set by the session.
         self.take_over: Callable[[Engine, bool], None] = lambda engine, trains: None
         self.joined_with: tuple[list[Any], Any] | None = None  # a late joiner's optimizer and scheduler
-        self.rates: tuple[int, list[float]] | None = None  # of the optimizer, after the last step (`pace.py`)
         self.plan: dict[str, Any] | None = None  # saved with every checkpoint, where there is one
         self.on_main: list[Any] = []  # what the main worker makes for all (`once.py`), in the script's order
         self.number = self.siblings.add(self)

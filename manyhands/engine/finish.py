@@ -88,9 +88,8 @@ def _end_together(engine: Engine) -> str:
 
 def _count(engine: Engine) -> Totals:
     """Add up what all workers and servers have counted."""
-    rows = engine.world.exchange([*own_bytes(), float(engine.progress.steps)])
-    bytes_sent, shared_bytes, _ = (sum(column) for column in zip(*rows, strict=True))
-    engine.progress.steps = int(max(row[2] for row in rows))  # where workers do not step together
+    rows = engine.world.exchange([*own_bytes()])
+    bytes_sent, shared_bytes = (sum(column) for column in zip(*rows, strict=True))
     if not engine.served:
         return Totals(bytes_sent, shared_bytes, None)
     reports = report(engine.generation.servers, engine.world)

@@ -29,7 +29,7 @@ def after_step(engine: Engine, answers: Answers | None) -> None:
     else:
         _advance(engine, feed.pace.step(_known_of(engine), engine.placed.feed))
     if progress.has_regrouped:
-        engine.rates = _rates(engine)
+        progress.rates = _rates(engine)
 
 
 def _known_of(engine: Engine) -> list[int]:
@@ -85,9 +85,10 @@ def _rates(engine: Engine) -> tuple[int, list[float]]:
 
 def _look_for_other_rates(engine: Engine) -> None:
     """Members have changed: the script may go on changing rates by the steps that it counts itself."""
-    if engine.rates is None or engine.replica.runs_whole:
+    last = engine.progress.rates
+    if last is None or engine.replica.runs_whole:
         return
-    (place, rates), (now, found) = engine.rates, _rates(engine)
+    (place, rates), (now, found) = last, _rates(engine)
     if place == now and rates != found:
         engine.say_once(
             "the script changes the learning rate from step to step, and workers have died or joined: a rate by the "

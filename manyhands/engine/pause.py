@@ -243,7 +243,8 @@ def _end_epoch(engine: Engine, ended: Feed | None) -> None:
         ended is not None and len(engine.feeds.slots) == 1
     )  # else there were more samples than those of the epoch
     progress.end_epoch(ended.length if ended is not None and is_alone else None)
-    progress.steps = max(progress.steps, progress.most_steps)
+    if ended is not None:  # else each has made those of its own batches
+        progress.steps = max(progress.steps, progress.most_steps)
     if engine.save_every and engine.save_every.is_due_after_epoch(progress):
         answer(engine, SAVE_NOW)
 

@@ -15,6 +15,7 @@ from typing import Any
 _OWN = {
     "steps_here",
     "most_steps",
+    "rates",
     "alone_until",
     "uncounted",
     "last_loss",
@@ -48,6 +49,8 @@ class Progress:
     """Commits up to which the other workers are ahead, by steps that need no other worker."""
     has_regrouped: bool = False
     """Whether workers have died or joined."""
+    rates: tuple[int, list[float]] | None = None
+    """Since then: the optimizer's, after the last step, with the place in the script."""
     parted: bool = False
     """Whether there were steps since the replicas last agreed."""
 
