@@ -14,7 +14,7 @@ from manyhands import telemetry
 from manyhands.cluster.launchers import local
 from manyhands.data.ledger import Assignment, DrawnOrder, Ranges
 from manyhands.data.streams import Stream
-from manyhands.engine import habits, lower_level, pace, same_bits
+from manyhands.engine import habits, lower_level, pace, same_bits, siblings
 from manyhands.engine import handshake as handshakes
 from manyhands.engine import save as saving
 from manyhands.engine.collecting import collect, nothing
@@ -128,17 +128,27 @@ def _count_together(engine: Engine, answers: Answers) -> None:
     """Where each worker has counted by itself: what all of them have done."""
     progress = engine.progress
     pace.catch_up(engine, answers)
-    row = [float(progress.uncounted), float(progress.parted), float(progress.position), float(progress.steps)]
-    rows = engine.world.exchange([*row, *pace.row(engine)])
-    pace.level(engine, [one[len(row) :] for one in rows])
+    row = [float(progress.uncounted), float(progress.parted), float(progress.position), *pace.row(engine)]
+    rows = engine.world.exchange([*row, *_steps_of_all(engine)])
+    pace.level(engine, [one[3 : len(row)] for one in rows])
     others = sum(int(row[0]) for row in rows) - progress.uncounted
     progress.samples += others
     engine.clock.add(others)
     progress.uncounted = 0
     progress.parted = any(row[1] for row in rows)
     progress.position = int(min(row[2] for row in rows))  # the slowest worker still has the rest
-    progress.most_steps = int(max(row[3] for row in rows))
+    most = [int(max(steps)) for steps in zip(*(one[len(row) :] for one in rows), strict=True)]
+    for one in engine.siblings.open:
+        one.progress.most_steps = most[engine.siblings.place_of(one)]
     engine.feeds.commit()
+
+
+def _steps_of_all(engine: Engine) -> list[float]:
+    """Of this worker's sessions, by their places: they go on together."""
+    steps = [0.0] * siblings.MOST
+    for one in engine.siblings.open:
+        steps[engine.siblings.place_of(one)] = float(one.progress.steps)
+    return steps
 
 
 def agree(engine: Engine) -> None:
@@ -244,7 +254,8 @@ def _end_epoch(engine: Engine, ended: Feed | None) -> None:
     )  # else there were more samples than those of the epoch
     progress.end_epoch(ended.length if ended is not None and is_alone else None)
     if ended is not None:  # else each has made those of its own batches
-        progress.steps = max(progress.steps, progress.most_steps)
+        for one in engine.siblings.open:
+            one.progress.steps = max(one.progress.steps, one.progress.most_steps)
     if engine.save_every and engine.save_every.is_due_after_epoch(progress):
         answer(engine, SAVE_NOW)
 
