@@ -192,6 +192,7 @@ def run(
             stall_s=stall_s,
             group_size=placements.parse(placement).mesh(workers).members,
             replicas_equal=strategies.parse(strategy).traits.synchronous,
+            parts_outlive=strategies.parse(strategy).traits.replica == "shared",
         ),
         on_event=events.append,
         steps=lambda: sum(map(_steps, folder.glob("log-*.jsonl"))),

@@ -378,16 +378,17 @@ def main() -> None:
     for _ in range(settings.get("epochs", 2)):
         for batch in loop(session):
             note(kind="step", step=session.steps + 1, ids=[] if digits else batch[2].tolist())
-            takeovers = session.engine.progress.takeovers
+            takeovers, audit = session.engine.progress.takeovers, session.engine.feed.audit
+            counted = len(audit.used)
             if settings.get("halves"):
                 step_in_halves(batch)
             else:
                 session.step(batch)
             if settings.get("means"):
                 take_the_mean()
-            if (
-                session.engine.progress.takeovers == takeovers
-            ):  # else the others have gone on without this worker's batch
+            is_used = audit is session.engine.feed.audit and len(audit.used) > counted
+            # Else the others have gone on without this worker's batch.
+            if is_used or session.engine.progress.takeovers == takeovers:
                 note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
         if not digits:
             loss_of_all = session.evaluate(data)["loss"]
