@@ -96,7 +96,12 @@ def compose(
     else:
         memory, comm = _memory(part, optimizer, traits, placed.peers)
         home: CommonMemory = placed.peers.host
-        if settings.logged and part.spread and memory.is_shared:
+        if (
+            settings.logged
+            and part.spread
+            and traits.parts_outlive(placed.mesh.replicas)
+            and not runs_whole(optimizer)
+        ):
             memory = PartMemory(placed.peers.host, _place(world, placed, session), world.rank_info.generation)
             home = memory.team
         around = _Surroundings(world, placed, traits, comm, _limit(settings), settings, home)

@@ -113,6 +113,8 @@ class Survival:
 
     def _are_too_few(self) -> bool:
         """Whether workers are left, and are not enough for a replica in parts."""
+        if self._elastic.group_size == 1:
+            return False
         here = [one for one in self._processes.running if self.is_worker(one.rank)]
         return len(here) + len(self._due) < self._elastic.group_size
 
