@@ -50,7 +50,8 @@ class StepCopies:
         slot, parts = step % 2, self._parts()
         if parts is None:
             return
-        self._heads[slot, 0] = 0
+        if self._heads[slot, 0] != step + 1:
+            self._heads[slot, 0] = 0
         for copy, part in zip(self._copies, parts, strict=True):
             copy[slot].copy_(part.detach().reshape(-1).view(torch.uint8))
         settings = msgspec.json.encode(named_numbers(self._optimizer))
