@@ -161,7 +161,7 @@ class _Surroundings:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _ReplicaParts:
     """What a replica is made of, whatever the path of its updates."""
 
     flat: FlatModel
@@ -171,7 +171,9 @@ class _Made:
     copies: StepCopies | None
 
 
-def _make(part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings, lanes: int) -> _Made:
+def _make(
+    part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings, lanes: int
+) -> _ReplicaParts:
     """Flat vectors, the optimizer on their spans, the sum of gradients: always asking for memory in this order."""
     team = memory.team
     # Gradients as factors: for workers that add them up, and where they are not wanted as they come.
@@ -200,7 +202,7 @@ def _make(part: Part, optimizer: Optimizer, memory: Memory, around: _Surrounding
     copies = None
     if memory.outlives:
         copies = StepCopies(part.buffers, optimizer, team.allocate, workers=team.size, mine=team.index)
-    return _Made(flat, updates, log, gradients, copies)
+    return _ReplicaParts(flat, updates, log, gradients, copies)
 
 
 def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings) -> Replica:
@@ -209,7 +211,7 @@ def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surround
     return Replica(made.flat, made.gradients, _path(made, around), lanes=lanes, copies=made.copies)
 
 
-def _path(made: _Made, around: _Surroundings) -> UpdatePath:
+def _path(made: _ReplicaParts, around: _Surroundings) -> UpdatePath:
     """How updates are made: at once, noted in an undo log, behind which gate, and whether the gradient is limited."""
     flat, updates, gradients = made.flat, made.updates, made.gradients
     memory, team, host = flat.memory, flat.memory.team, around.placed.peers.host

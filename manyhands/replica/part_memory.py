@@ -73,7 +73,7 @@ def forget(fd: int, before: int) -> None:
         give_back(fd, start, start + _GENERATION)
 
 
-class _Team:
+class _PartMembers:
     """Workers that have a part; what they allocate for it lies where the part does."""
 
     def __init__(self, index: int, size: int, arena: Arena) -> None:
@@ -87,7 +87,7 @@ class _Team:
         return Slots(self._arena.fd, self._arena.reserve(slots.BYTES), count)
 
 
-class PartTeam(_Team):
+class PartTeam(_PartMembers):
     """Those of this generation."""
 
     def __init__(self, host: Host, arena: Arena) -> None:
@@ -95,7 +95,7 @@ class PartTeam(_Team):
         self.progress, self.barrier = host.progress, host.barrier
 
 
-class LeftTeam(_Team):
+class LeftTeam(_PartMembers):
     """In place of those of a generation that is over: one worker, which waits for no other."""
 
     def progress(self) -> StepCounter:
