@@ -189,7 +189,7 @@ def test_new_workers_take_over_the_parts_of_the_only_replica(
         lr=ADAM_LR,
     )
     check(ran, faults, {*range(1, workers - 1), workers, workers + 1})
-    check_learned(strategy, ran, "Adam", lr=ADAM_LR)
+    checks.learned(strategy, ran, "Adam", lr=ADAM_LR)
     steps = [fields["step"] for fields in ran.fields_of("death")]
     assert steps == [7, 16], "no step was lost"
 
