@@ -27,8 +27,8 @@ def can_go_on(engine: Engine) -> bool:
         return False
     if engine.placed.is_whole:
         return True
-    if engine.has_entered:
-        return engine.placed.mesh.replicas > 1 or engine.replica.outlives
+    if engine.has_entered:  # where the run has one replica, its parts must outlive their workers
+        return engine.progress.full > engine.placed.mesh.shards or engine.replica.outlives
     # A model that is being divided for the first time is whole nowhere.
     new = engine.member.new_generation
     return new is not None and bool(new.state_holders)
