@@ -168,7 +168,12 @@ def test_a_whole_replica_goes_on_when_another_loses_a_part(
 # One replica alone: all placements, and all strategies under the smallest placement.
 ONE = {
     *(one for text in PLACEMENTS for one in shape(strategies.DEFAULT, text, replicas=1)),
-    *(one for text in STRATEGIES for one in shape(text, SMALLEST, replicas=1) if registered.outlives(*one)),
+    *(
+        one
+        for text in STRATEGIES
+        for one in shape(text, SMALLEST, replicas=1)
+        if one[2] == registered.members(SMALLEST) and registered.outlives(*one)
+    ),
 }
 
 
