@@ -47,7 +47,7 @@ def admit(settings: Settings, training: Training, world: World | ServerContext) 
     placed = placements.parse(settings.placement)
     mesh = placed.mesh(info.workers)
     _admit_scripted(training.model, settings, mesh)
-    asked = _asked(mesh.replicas, info, training, len(world.hosts) if isinstance(world, World) else None)
+    asked = _asked(mesh, info, training, len(world.hosts) if isinstance(world, World) else None)
     if settings.skip_nonfinite and (strategy.traits.servers or needs_closure(training.optimizer)):
         raise UsageError(
             f"skip_nonfinite={settings.skip_nonfinite}: a worker can leave out a step only where it makes the update "
@@ -212,8 +212,8 @@ def _admit_tables(training: Training) -> None:
                 keeps_to_rows(optimizer, group)
 
 
-def _asked(replicas: int, info: RankInfo, training: Training, hosts: int | None) -> Asked:
+def _asked(mesh: placements.Mesh, info: RankInfo, training: Training, hosts: int | None) -> Asked:
     name = type(training.optimizer).__name__.lower()
     # The launcher has admitted what a run began with; a worker that joins may find fewer workers.
-    workers = info.rows if info.generation and not info.address else replicas
+    workers = info.rows // mesh.members if info.generation and not info.address else mesh.replicas
     return Asked(workers=workers, servers=info.servers, optimizer=name, hosts=hosts)

@@ -20,17 +20,19 @@ from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.flat_model import FlatModel, lay_out_part
 from manyhands.replica.gradients.factors import Factors, linear_weights
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
-from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import abilities_of, is_element_wise, runs_whole
 from manyhands.replica.optimizer.clipped_path import ClippedInParts, ClippedPath
 from manyhands.replica.optimizer.gates import HostsGate, LoneHostGate, PartsGate
-from manyhands.replica.optimizer.undo_log import LoggedPath, UndoLog
+from manyhands.replica.optimizer.state_table import CommonMemory
+from manyhands.replica.optimizer.undo_log import LeftPath, LoggedPath, UndoLog
 from manyhands.replica.optimizer.updates import StepGate, UpdatePath, Updates
 from manyhands.replica.optimizer.whole_path import WholePath
 from manyhands.replica.part import Part
+from manyhands.replica.part_memory import LeftMemory, PartMemory, PartPlace
 from manyhands.replica.replica import Replica
+from manyhands.replica.state.step_copies import StepCopies
 from manyhands.servers.protocol.service import Service
 from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
@@ -39,7 +41,30 @@ from manyhands.strategies import Traits
 Built = tuple[Replica, Comm, Servers | None]
 
 
+def divide(
+    training: Training,
+    world: World,
+    placed: PlacedModel,
+    *,
+    has_begun: bool,
+    keeps: bool = False,
+    elsewhere: Collection[int] = (),
+) -> Part:
+    """This worker's part of the model; all workers of the world must ask.
+
+    `has_begun` is whether some of them have trained together before; a worker that `keeps` its part of a replica is one
+    of those. Other sessions train the parameters whose ids are `elsewhere`.
+    """
+    model, optimizer, loss = training.model, training.optimizer, training.loss
+    same_model(placed.shapes(model), abilities_of(optimizer).grain.value, world)
+    placement = placed.enter(model, optimizer, loss, world, has_begun=has_begun, keeps=keeps)
+    part = placement or Part(model, loss)
+    part.elsewhere = elsewhere
+    return part
+
+
 def compose(
+    part: Part,
     training: Training,
     settings: Settings,
     traits: Traits,
@@ -47,24 +72,13 @@ def compose(
     placed: PlacedModel,
     *,
     has_begun: bool,
-    keeps: bool = False,
-    elsewhere: Collection[int] = (),
     session: int = 0,
 ) -> Built:
-    """All workers of the world must ask; their parameters are still as each one had them.
-
-    `has_begun` is whether some of them have trained together before, so that servers know the parameters; a worker that
-    `keeps` its part of a replica is one of those. Other sessions train the parameters whose ids are `elsewhere`.
-    """
-    model, optimizer, loss = training.model, training.optimizer, training.loss
-    clip_norm = settings.clip_norm
-    same_model(placed.shapes(model), abilities_of(optimizer).grain.value, world)
-    placement = placed.enter(model, optimizer, loss, world, has_begun=has_begun, keeps=keeps)
-    part = placement or Part(model, loss)
-    part.elsewhere = elsewhere
+    """All workers of the world must ask; their parameters are still as each one had them."""
+    optimizer, clip_norm = training.optimizer, settings.clip_norm
     built: Built
     if traits.servers is not None:
-        if placement and clip_norm is not None:
+        if part.spread and clip_norm is not None:
             raise UsageError(
                 "clip_norm limits the norm over all parts of a replica, and each part has servers of its own; leave it "
                 "out, or choose a strategy without servers"
@@ -81,12 +95,28 @@ def compose(
         )
     else:
         memory, comm = _memory(part, optimizer, traits, placed.peers)
-        # Without a limit the norm is taken as well, where steps that are not finite are to be left out.
-        limit = math.inf if clip_norm is None and settings.skip_nonfinite else clip_norm
-        around = _Surroundings(world, placed, traits, comm, limit, settings.logged, settings.seed)
+        home: CommonMemory = placed.peers.host
+        if (
+            settings.logged
+            and part.spread
+            and traits.parts_outlive(placed.mesh.replicas)
+            and not runs_whole(optimizer)
+        ):
+            memory = PartMemory(placed.peers.host, _place(world, placed, session), world.rank_info.generation)
+            home = memory.team
+        around = _Surroundings(world, placed, traits, comm, _limit(settings), settings, home)
         built = _replica(part, optimizer, memory, around), comm, None
     placed.settle(built[0])
     return built
+
+
+def _place(world: World, placed: PlacedModel, session: int) -> PartPlace:
+    return PartPlace(world.host.arena.fd, session, placed.part_number)
+
+
+def _limit(settings: Settings) -> float | None:
+    """Of the norm, which is taken without a limit as well where steps that are not finite are to be left out."""
+    return math.inf if settings.clip_norm is None and settings.skip_nonfinite else settings.clip_norm
 
 
 def _memory(part: Part, optimizer: Optimizer, traits: Traits, peers: World) -> tuple[Memory, Comm]:
@@ -117,33 +147,48 @@ class _Surroundings:
     traits: Traits
     comm: Comm
     clip_norm: float | None
-    logged: bool
-    seed: int
+    settings: Settings
+    home: CommonMemory
+    """Where other processes find what they need to go on with the replica."""
 
     @property
     def hosts(self) -> int:
         return len(self.world.hosts)
 
+    @property
+    def logged(self) -> bool:
+        return self.settings.logged
 
-def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings) -> Replica:
-    """Flat vectors, the optimizer on their spans, the sum of gradients, and the path of the updates."""
+
+@dataclass(frozen=True)
+class _ReplicaParts:
+    """What a replica is made of, whatever the path of its updates."""
+
+    flat: FlatModel
+    updates: Updates
+    log: UndoLog | None
+    gradients: GradientsInAdvance
+    copies: StepCopies | None
+
+
+def _make(
+    part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings, lanes: int
+) -> _ReplicaParts:
+    """Flat vectors, the optimizer on their spans, the sum of gradients: always asking for memory in this order."""
     team = memory.team
-    lanes = around.placed.peers.lanes if memory.is_shared else 1
     # Gradients as factors: for workers that add them up, and where they are not wanted as they come.
     takes_factors = around.hosts == 1 and team.size > 1 and around.clip_norm is None and not part.spread
     factored = linear_weights(part.model) if takes_factors else ()
     layout = lay_out_part(part, optimizer, lanes=lanes, factored=factored)
     flat = FlatModel(part, optimizer, memory, layout)
-    is_logged = around.logged and team.size > 1
+    is_logged = around.logged and (team.size > 1 or memory.outlives)
     updates = Updates(
         optimizer,
         layout,
         flat.params,
         allocate=lambda name: memory.state(layout.length, flat.dtype),
         # Numbers cost little to write down, and any worker may be asked for the whole state.
-        common=around.placed.peers.host
-        if is_logged or (team.size > 1 and is_element_wise(optimizer))
-        else None,
+        common=around.home if is_logged or (team.size > 1 and is_element_wise(optimizer)) else None,
         exact=around.world.size == 1 or not around.traits.lockstep,  # of hosts that step together all or none
     )
     log = _log(flat, updates) if is_logged else None
@@ -154,32 +199,67 @@ def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surround
         factors=Factors(layout, flat.total, team) if any(place.factored for place in layout.places) else None,
         scratch=log.scratch if log else None,
     )
-    return Replica(flat, gradients, _path(flat, updates, gradients, log, around), lanes=lanes)
+    copies = None
+    if memory.outlives:
+        copies = StepCopies(part.buffers, optimizer, team.allocate, workers=team.size, mine=team.index)
+    return _ReplicaParts(flat, updates, log, gradients, copies)
 
 
-def _path(
-    flat: FlatModel, updates: Updates, gradients: Gradients, log: UndoLog | None, around: _Surroundings
-) -> UpdatePath:
+def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings) -> Replica:
+    lanes = around.placed.peers.lanes if memory.is_shared else 1
+    made = _make(part, optimizer, memory, around, lanes)
+    return Replica(made.flat, made.gradients, _path(made, around), lanes=lanes, copies=made.copies)
+
+
+def _path(made: _ReplicaParts, around: _Surroundings) -> UpdatePath:
     """How updates are made: at once, noted in an undo log, behind which gate, and whether the gradient is limited."""
+    flat, updates, gradients = made.flat, made.updates, made.gradients
     memory, team, host = flat.memory, flat.memory.team, around.placed.peers.host
     gate = StepGate(gradients, team)
     if around.logged and around.hosts > 1 and memory.steps_together:
         gate = HostsGate(gradients, team) if team.size > 1 else LoneHostGate(gradients, team)
     parts = around.placed.barrier_group(around.world) if around.logged and memory.is_shared else None
     if parts:
-        gate = PartsGate(gradients, team, parts, gate)
+        gate = PartsGate(gradients, team, parts, gate, made.copies)
     path = UpdatePath(updates, gradients, gate)
     if runs_whole(flat.optimizer):
         is_common = abilities_of(flat.optimizer).draws and around.placed.peers.size > 1
-        path = WholePath(updates, gradients, gate, flat, around.seed if is_common else None)
-    if log:
+        path = WholePath(updates, gradients, gate, flat, around.settings.seed if is_common else None)
+    if made.log:
         group = parts or BarrierGroup(host, tuple(range(team.size)))
-        path = LoggedPath(updates, gradients, gate, log, team, group)
+        path = LoggedPath(updates, gradients, gate, made.log, team, group)
     if around.clip_norm is None:
         return path
     clipped = ClippedInParts if parts else ClippedPath
     agree = around.comm.copy_ if around.traits.synchronous else None
     return clipped(path, around.clip_norm, flat, gradients, team, agree)
+
+
+def revive(
+    part: Part,
+    training: Training,
+    settings: Settings,
+    traits: Traits,
+    world: World,
+    placed: PlacedModel,
+    *,
+    session: int,
+) -> Replica:
+    """The replica of the workers that had this part, who are all gone: after the last of its steps that counts."""
+    memory = LeftMemory(_place(world, placed, session), world.rank_info.generation)
+    around = _Surroundings(world, placed, traits, Comm(), _limit(settings), settings, memory.team)
+    made = _make(part, training.optimizer, memory, around, memory.team.size)
+    gate = StepGate(made.gradients, memory.team)
+    assert made.log
+    assert made.copies
+    path: UpdatePath = LeftPath(made.updates, made.gradients, gate, made.log, memory.steps)
+    if around.clip_norm is not None:
+        path = ClippedInParts(path, around.clip_norm, made.flat, made.gradients, memory.team, None)
+    replica = Replica(made.flat, made.gradients, path, lanes=memory.team.size, copies=made.copies)
+    made.copies.take_settings(memory.steps)
+    replica.recover(range(memory.team.size))
+    made.copies.put_back(memory.steps)
+    return replica
 
 
 def _log(flat: FlatModel, updates: Updates) -> UndoLog:

@@ -25,9 +25,13 @@ def can_go_on(engine: Engine) -> bool:
     """Whether the members of the run may change."""
     if engine.member is None:
         return False
+    if engine.placed.is_whole:
+        return True
+    if engine.has_entered:  # where the run has one replica, its parts must outlive their workers
+        return engine.progress.full > engine.placed.mesh.shards or engine.replica.outlives
     # A model that is being divided for the first time is whole nowhere.
     new = engine.member.new_generation
-    return engine.placed.is_whole or engine.has_entered or (new is not None and new.state_holders > 0)
+    return new is not None and bool(new.state_holders)
 
 
 def recover(engine: Engine, cause: Exception) -> None:
@@ -40,7 +44,7 @@ def recover(engine: Engine, cause: Exception) -> None:
         dead = set(new.gone)
         while True:
             try:
-                if new.members.index(member.number) < new.state_holders:
+                if member.number in new.state_holders:
                     _settle_all(engine, new)
                 else:
                     for one in engine.siblings.open:
@@ -112,7 +116,18 @@ def _settle_all(engine: Engine, new: NewGeneration) -> None:
     for one in entered:
         world = one.world
         world.host.end([rank for rank, number in enumerate(world.rank_info.members) if number in new.gone])
+        was_in_step = one.transaction is not None and not one.transaction.changes_nothing
         _settle(one, new, behind if one in under_way else 0)
+        if one.replica.outlives:
+            _tell_steps(one, was_in_step=was_in_step)
+
+
+def _tell_steps(engine: Engine, *, was_in_step: bool) -> None:
+    """How many steps of the generation that is over count: workers that take over parts of dead ones find it there."""
+    steps = engine.progress.steps_here
+    if was_in_step:
+        engine.replica.put_back_buffers(steps)
+    engine.replica.memory.decide(steps, parts=engine.placed.mesh.members)
 
 
 def _settle(engine: Engine, new: NewGeneration, behind: int) -> None:
@@ -166,7 +181,6 @@ def _repair(engine: Engine, new: NewGeneration) -> int:
     replica, members = engine.replica, engine.world.rank_info.members
     if not replica.is_logged:  # a worker that is alone leaves nothing half done for others
         return engine.progress.steps_here
-    holders = new.members[: new.state_holders]
     ranks = engine.world.host.ranks
-    dead = {index for index, rank in enumerate(ranks) if members[rank] not in holders}
+    dead = {index for index, rank in enumerate(ranks) if members[rank] not in new.state_holders}
     return replica.recover(dead, attempt=new.generation)

@@ -20,7 +20,7 @@ from manyhands.errors import UsageError
 def begin(engine: Engine) -> None:
     """Enter now, unless the model is to be divided by a batch that no worker has seen yet."""
     new = engine.member.new_generation if engine.member else None
-    has_begun = new is not None and new.state_holders > 0  # then other workers say how it is divided
+    has_begun = new is not None and bool(new.state_holders)  # then other workers say how it is divided
     if has_begun or not engine.placed.awaits_batch:
         survive(engine, lambda: enter_first(engine))
     else:

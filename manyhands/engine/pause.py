@@ -52,6 +52,7 @@ def pause(engine: Engine, purpose: int) -> None:
     engine.siblings.joint.even_out(engine.world)
     differed = buffers.average(engine.replica.part.buffers(), engine.placed.observers)
     habits.speak_of_buffers(engine, differed)
+    engine.replica.keep_buffers(engine.progress.steps_here)
 
 
 def _not_apart(engine: Engine) -> None:

@@ -12,7 +12,7 @@ from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
 from manyhands.comm.comm import ServerAccess
 from manyhands.engine import generation, pace, random_state, worker_process
-from manyhands.engine.build import Built, compose
+from manyhands.engine.build import Built, compose, divide, revive
 from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.feed_record import Outstanding
 from manyhands.engine.feeds import MOST
@@ -21,6 +21,9 @@ from manyhands.engine.roll import call_roll
 from manyhands.engine.siblings import Siblings
 from manyhands.engine.snapshot import Snapshot, adopt, capture
 from manyhands.errors import PeerLost, TornUpdate
+from manyhands.placement.placed import PlacedModel
+from manyhands.replica import part_memory
+from manyhands.replica.part import Part
 from manyhands.replica.replica import Replica
 from manyhands.replica.state.inheritance import inherit
 from manyhands.replica.state.state import spread
@@ -52,7 +55,7 @@ def rejoin(engine: Engine, new: NewGeneration, links: GenerationLinks) -> None:
     if new.generation > world.rank_info.generation and member:
         world = join_world(world.rank_info, member, new, links)
         for one in siblings.open:
-            if world.rank >= new.state_holders and one.has_entered:
+            if member.number not in new.state_holders and one.has_entered:
                 one.replica_state = ReplicaState.OUTDATED
                 one.replica.let_go()
     siblings.follow(call_roll(world, siblings.told()))
@@ -70,7 +73,7 @@ def _enter_all(siblings: Siblings[Engine], world: World, new: NewGeneration) -> 
     for number in range(min(siblings.made, known)):
         engine = siblings.get(number)
         if siblings.roll and siblings.roll.is_over(number):
-            if len(new.members) > new.state_holders:
+            if len(new.members) > len(new.state_holders):
                 _hand_over(siblings, number, world)
         elif engine is not None:
             are_all_here = _enter(engine, siblings.world_of(engine, world), new)
@@ -124,6 +127,8 @@ class _Members:
     calls: list[float]
     in_loop: list[float]
     turns: list[float]
+    steps: int
+    """The most that a replica of theirs counts."""
 
     @property
     def has_begun(self) -> bool:
@@ -140,21 +145,29 @@ class _Members:
 
 def _enter(engine: Engine, world: World, new: NewGeneration | None) -> bool:
     """Says whether all workers have come as far."""
-    old_world = engine.world
+    old_world, placed = engine.world, engine.placed
     old = engine.replica if engine.holds_state else None
     members = _meet(engine, world, old)
     before = engine.comm.servers if old is not None else None
     if engine.has_entered and engine.generation.servers and world is not old_world:
         engine.generation.servers.drop()
+    part = divide(
+        engine.training,
+        world,
+        placed,
+        has_begun=members.has_begun,
+        keeps=old is not None,
+        elsewhere=engine.siblings.trained_before(engine),
+    )
+    left = _left(engine, world, part, members)
     built = compose(
+        part,
         engine.training,
         engine.settings,
         engine.traits,
         world,
-        engine.placed,
+        placed,
         has_begun=members.has_begun,
-        keeps=old is not None,
-        elsewhere=engine.siblings.trained_before(engine),
         session=engine.number,
     )
     replica, comm, servers = built
@@ -163,10 +176,11 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> bool:
             _reconcile_servers(engine, world, comm.servers, before)
             _settle_data(engine, world, old, servers)
         engine.siblings.joint.undo(engine.number)
-        _inherit(engine, world, old, members, built)
+        _inherit(engine, world, old or left, members, built)
         _catch_up(engine, world, old, members, new)
     elif not replica.is_served:  # else the servers have given all workers the parameters
-        spread(replica, comm, engine.placed.peers)
+        spread(replica, comm, placed.peers)
+    replica.complete()
     draw_own_numbers(engine, world)
     # From here on this worker has everything. If another one is missing, the next exchange will tell.
     are_all_here = False
@@ -181,7 +195,8 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
     """Tell the other members what this worker brings."""
     progress = engine.progress
     in_loop, turns = float(bool(engine.feeds.open)), float(engine.feeds.turns)
-    rows = world.exchange([float(old is not None), progress.calls, progress.commits, in_loop, turns])
+    steps = float(old.steps if old is not None else 0)
+    rows = world.exchange([float(old is not None), progress.calls, progress.commits, in_loop, turns, steps])
     have = [bool(row[0]) for row in rows]
     whole = have
     if old is not None:
@@ -195,7 +210,8 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
             raise TornUpdate(
                 "no host is left that has the parameters of a whole step; go on from the last checkpoint"
             )
-    return _Members(have, whole, *([row[at] for row in rows] for at in (1, 3, 4)))
+    calls, in_loop_by_rank, turns_by_rank = ([row[at] for row in rows] for at in (1, 3, 4))
+    return _Members(have, whole, calls, in_loop_by_rank, turns_by_rank, int(max(row[5] for row in rows)))
 
 
 def _reconcile_hosts(engine: Engine, last: int) -> None:
@@ -240,10 +256,31 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
         if old is not None:
             replica.kept.update(old.kept)
         return
-    is_whole, placed = members.whole[world.rank], engine.placed
-    of_peers = [members.whole[rank] for rank in placed.peer_ranks]
-    inherit(replica, old if is_whole else None, comm, placed.peers, of_peers)
+    have, placed = _who_has(engine.placed, members), engine.placed
+    is_whole = have[placed.peers.rank]
+    inherit(replica, old if is_whole else None, comm, placed.peers, have)
     engine.strategy.regroup(replica, comm, is_new=not is_whole)
+
+
+def _who_has(placed: PlacedModel, members: _Members) -> list[bool]:
+    """Of the workers with the same part, those that have its values. If all that had them are dead, the first one takes
+    over what they have left."""
+    have = [members.whole[rank] for rank in placed.peer_ranks]
+    return have if any(have) else [True, *have[1:]]
+
+
+def _left(engine: Engine, world: World, part: Part, members: _Members) -> Replica | None:
+    """What the workers that had this part have left, if none of them lives and this worker is to take it over."""
+    ranks = (
+        engine.placed.peer_ranks if members.has_begun and part.spread and not engine.traits.servers else ()
+    )
+    if not ranks or any(members.whole[rank] for rank in ranks) or world.rank != ranks[0]:
+        return None
+    found = revive(
+        part, engine.training, engine.settings, engine.traits, world, engine.placed, session=engine.number
+    )
+    found.steps = members.steps
+    return found
 
 
 def _catch_up(
@@ -306,3 +343,4 @@ def _give_back(old: World, world: World) -> None:
         arena = world.host.arena
         arena.give_back(old.host.arena.start, old.host.arena.used)
         arena.give_back((old.rank_info.generation + 1) * GENERATION_BYTES, arena.start)
+        part_memory.forget(arena.fd, world.rank_info.generation)

@@ -122,6 +122,7 @@ def _load_replica(engine: Engine, tensors: dict[str, Tensor], record: dict[str, 
             own_states = record["apart"].get(str(peers.rank), states)
         tensors, own = placed.parts(tensors), placed.parts(own)
         distribute(replica, engine.comm, peers, tensors, states, own, own_states)
+        replica.keep_buffers(engine.progress.steps_here)
     if engine.served:
         return
     whole = record["whole_optimizer"]

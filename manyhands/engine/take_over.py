@@ -44,6 +44,7 @@ def _adopt(engine: Engine, change: ScriptChange) -> None:
     _check_alike(engine, change)
     if change.values:
         _adopt_values(engine, change)
+        engine.replica.keep_buffers(engine.progress.steps_here)
     if change.state is not None:
         _adopt_state(engine, change.state)
     engine.world.exchange(

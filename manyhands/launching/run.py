@@ -163,7 +163,8 @@ def elastic_terms(
 ) -> Elastic | None:
     """How the run may change while it goes on; None if it has to end when a worker dies.
 
-    Replicas in parts go on without one of them as long as another is whole.
+    Replicas in parts go on without one of them as long as another is whole, or as the host's memory has what dead
+    workers had of it.
     """
     workers, traits = mesh.workers, strategy.traits
     if mesh.members > 1 and (most > workers or hosts is not None):
@@ -182,15 +183,20 @@ def elastic_terms(
             hosts=number,
             address=meeting_address(place),
         )
-    is_alone = mesh.replicas == 1 or traits.servers is not None if mesh.members > 1 else most == 1
+    replace = REPLACE if replace is None else replace
+    parts_outlive = mesh.members > 1 and traits.parts_outlive(mesh.replicas)
+    is_alone = most == 1
+    if mesh.members > 1:  # servers of parts do not know how to do without a worker
+        is_alone = traits.servers is not None or (mesh.replicas == 1 and not (parts_outlive and replace))
     if is_alone:
-        return None  # servers of parts do not know how to do without a worker
+        return None
     return Elastic(
         most=most,
-        replace=REPLACE if replace is None else replace,
+        replace=replace,
         stall_s=stall_s(),
         group_size=mesh.members,
         replicas_equal=traits.synchronous,
+        parts_outlive=parts_outlive,
     )
 
 

@@ -79,6 +79,11 @@ class PlacedModel:
         return self.mesh.at(self._rank).replica
 
     @property
+    def part_number(self) -> int:
+        """Which of a replica's parts this worker has."""
+        return self._rank % self.mesh.members
+
+    @property
     def counts(self) -> bool:
         """Of the workers that compute the same samples, one counts them."""
         return self._rank % self.mesh.copies == 0
@@ -203,8 +208,8 @@ class PlacedModel:
         return self._part
 
     def barrier_group(self, world: World) -> BarrierGroup | None:
-        """The workers that pass the gate of a step together, where there are several replicas in parts."""
-        if self.is_whole or self.mesh.replicas == 1:
+        """The workers that pass the gate of a step together, where replicas are in parts."""
+        if self.is_whole:
             return None
         return BarrierGroup(world.host, self.peer_ranks)
 

@@ -68,6 +68,8 @@ class Memory:
     """Whether servers have the parameters, and update them."""
     steps_together = False
     """Whether the workers that share the replica make every step together."""
+    outlives = False
+    """Whether another process can go on with it when all workers that have it are dead."""
     fills = True
     """Whether the first values of the parameters come from this worker's model."""
     gradients_here = 1
@@ -108,6 +110,12 @@ class Memory:
 
     def seal(self) -> None:
         """The replica has all its vectors."""
+
+    def complete(self) -> None:
+        """The replica has all that was before this generation."""
+
+    def decide(self, steps: int, *, parts: int) -> None:
+        """This generation is over, and so many of its steps count, in all parts of the replica."""
 
     def release(self) -> None:
         """Give the vectors back."""

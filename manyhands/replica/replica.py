@@ -25,14 +25,22 @@ from manyhands.replica.optimizer.updates import UpdatePath, skipped_in
 from manyhands.replica.part import Joint
 from manyhands.replica.share import Made, MadePlace, Share
 from manyhands.replica.state.kept import State, StrategyState
+from manyhands.replica.state.step_copies import StepCopies
 
 
 class Replica:
     """The model's parameters and gradients as flat vectors, the optimizer, and how its updates are made."""
 
     def __init__(
-        self, flat: FlatModel, gradients: GradientsInAdvance, path: UpdatePath, *, lanes: int
+        self,
+        flat: FlatModel,
+        gradients: GradientsInAdvance,
+        path: UpdatePath,
+        *,
+        lanes: int,
+        copies: StepCopies | None = None,
     ) -> None:
+        """`copies` outlive this worker, as its `memory` does."""
         self.flat = flat
         self.model, self.part, self.optimizer = flat.model, flat.part, flat.optimizer
         self.memory = flat.memory
@@ -50,9 +58,9 @@ class Replica:
         self.own_numbers = abilities_of(self.optimizer).own_numbers
         self.kept = StrategyState()
         self.eval_batch: Share | None = None  # what a strategy has at hand for evaluating models
-        self._gradients = gradients
+        self._gradients, self._copies = gradients, copies
         self.used = gradients.all_used
-        if not self.is_served and not self.runs_whole:
+        if self.memory.fills and not self.is_served and not self.runs_whole:
             self.updates.take_over(self.owned, flat.given_states(flat.optimizer.state))
         self.part.bind(gradients.arrive)
         self.memory.seal()
@@ -202,6 +210,26 @@ class Replica:
     def recover(self, dead: Collection[int], *, attempt: int = 1) -> int:
         """Make the replica that of a whole step, without some workers of this host; returns how many steps it has."""
         return self.path.recover(dead, attempt)
+
+    @property
+    def outlives(self) -> bool:
+        """Whether another process can go on with it when all workers that have it are dead."""
+        return self.memory.outlives
+
+    def complete(self) -> None:
+        """It has all that was before this generation."""
+        self.keep_buffers(0)
+        self.memory.complete()
+
+    def keep_buffers(self, steps: int) -> None:
+        """The buffers are what they are to be after so many steps of this generation, if it comes to undoing."""
+        if self._copies:
+            self._copies.make(steps)
+
+    def put_back_buffers(self, steps: int) -> None:
+        """The buffers are again what they were after so many steps of this generation."""
+        if self._copies:
+            self._copies.put_back(steps)
 
     def minimize(self, gradients: Callable[[], float]) -> float:
         """For optimizers that evaluate the loss several times in a step; `gradients` fills `grads` and returns it."""

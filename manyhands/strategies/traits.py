@@ -47,6 +47,11 @@ class Traits:
     def synchronous(self) -> bool:
         return self.steps >= Steps.SYNCHRONOUS
 
+    def parts_outlive(self, replicas: int) -> bool:
+        """Whether parts of replicas are in the host's memory, where new workers take over those of dead ones: under
+        strategies that keep nothing beside them, and sum up nothing between steps."""
+        return self.servers is None and self.synchronous and (self.replica == "shared" or replicas == 1)
+
     @cached_property
     def pooled(self) -> bool:
         return self.steps >= Steps.POOLED

@@ -169,6 +169,7 @@ def run(
         if not any(isinstance(fault.when, float) for fault in pending):
             (folder / "enough").touch()
 
+    mesh, traits = placements.parse(placement).mesh(workers), strategies.parse(strategy).traits
     inside = [[fault.who, fault.when, fault.kind] for fault in faults if isinstance(fault.when, int)]
     outcome = supervisor.run(
         LaunchPlan(
@@ -190,8 +191,9 @@ def run(
             most=most or workers,
             replace=replace,
             stall_s=stall_s,
-            group_size=placements.parse(placement).mesh(workers).members,
-            replicas_equal=strategies.parse(strategy).traits.synchronous,
+            group_size=mesh.members,
+            replicas_equal=traits.synchronous,
+            parts_outlive=mesh.members > 1 and traits.parts_outlive(mesh.replicas),
         ),
         on_event=events.append,
         steps=lambda: sum(map(_steps, folder.glob("log-*.jsonl"))),

@@ -77,9 +77,12 @@ def workers(
 
 
 def outlives(strategy: str, placement: str, number: int) -> bool:
-    """Whether so many workers go on when one of them dies: another replica is whole, and servers can do without it."""
-    mesh = placements.parse(placement).mesh(number)
-    return mesh.replicas > 1 and (mesh.members == 1 or strategies.parse(strategy).traits.servers is None)
+    """Whether so many workers go on when one of them dies: another replica is whole, and servers can do without it; or
+    a new worker takes over its part."""
+    mesh, traits = placements.parse(placement).mesh(number), strategies.parse(strategy).traits
+    if mesh.members == 1:
+        return mesh.replicas > 1
+    return traits.servers is None and (mesh.replicas > 1 or traits.parts_outlive(mesh.replicas))
 
 
 def _mesh(placement: str, number: int) -> placements.Mesh | None:

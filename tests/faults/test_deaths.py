@@ -8,6 +8,7 @@ import pytest
 
 from manyhands import placement as placements
 from manyhands import strategies
+from manyhands.comm.collectives import TOPOLOGIES
 from tests.end_to_end.commands import last_error, manyhands
 from tests.faults import checks, harness, registered, training
 from tests.faults.harness import Fault, Ran
@@ -165,10 +166,40 @@ def test_a_whole_replica_goes_on_when_another_loses_a_part(
     checks.learned(strategy, ran, "Adam", lr=ADAM_LR)
 
 
-# One replica alone, and parts whose servers cannot do without a worker of theirs.
+# One replica alone: all placements. With one replica topologies have nothing to do, so one stands for all of them.
+ONE = {
+    *(one for text in PLACEMENTS for one in shape(strategies.DEFAULT, text, replicas=1)),
+    *shape(f"{strategies.DEFAULT}:topology={min(TOPOLOGIES)}", SMALLEST, replicas=1),
+}
+assert all(registered.outlives(*case) for case in ONE)
+
+
+@pytest.mark.parametrize(("strategy", "placement", "workers"), sorted(ONE))
+def test_new_workers_take_over_the_parts_of_the_only_replica(
+    strategy: str, placement: str, workers: int, tmp_path: Path
+) -> None:
+    """The last worker dies, and when another has its part, the first one, which leads. There is no checkpoint."""
+    faults = [Fault(workers - 1, 7), Fault(0, 16)]
+    ran = harness.run(
+        tmp_path,
+        faults,
+        workers=workers,
+        placement=placement,
+        strategy=strategy,
+        replace=2,
+        optimizer="Adam",
+        lr=ADAM_LR,
+    )
+    check(ran, faults, {*range(1, workers - 1), workers, workers + 1})
+    checks.learned(strategy, ran, "Adam", lr=ADAM_LR)
+    steps = [fields["step"] for fields in ran.fields_of("death")]
+    assert steps == [7, 16], "no step was lost"
+
+
+# Parts that strategies keep more beside, and parts whose servers cannot do without a worker of theirs.
 ENDING = [
     *(case for case in sorted(TOGETHER) if not registered.outlives(*case)),
-    *(one for text in PLACEMENTS for one in shape(strategies.DEFAULT, text, replicas=1)),
+    *shape("local-sgd", SMALLEST, replicas=1),
     *((text, placements.DEFAULT, 1) for text in STRATEGIES if text not in SURVIVORS),
 ]
 

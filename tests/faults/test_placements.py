@@ -1,4 +1,4 @@
-"""A worker that has a part of a replica dies: all begin again from the newest checkpoint, and lose nothing."""
+"""A worker dies whose part no other process has: all begin again from the newest checkpoint, and lose nothing."""
 
 import json
 from pathlib import Path
@@ -78,6 +78,7 @@ def undisturbed() -> dict[str, Tensor]:
 def test_a_killed_stage_costs_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["--workers", "2", "--threads", "1", "--placement", PLACEMENT, "--out", "run"]
+    options += ["--strategy", "local-sgd"]  # of which a worker's own memory has more than the part
     done = manyhands("launch", *options, "script.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert (tmp_path / "died").exists()
@@ -142,11 +143,18 @@ def test_an_interrupted_run_does_not_begin_again(saved: Path) -> None:
 
 
 def test_others_cannot_join_a_run_whose_replicas_are_in_parts() -> None:
-    strategy = strategies.parse(strategies.DEFAULT)
-    assert elastic_terms(strategy, Mesh(stages=2), 2, None) is None, "nobody could go on"
-    several = elastic_terms(strategy, Mesh(replicas=2, stages=2), 4, None)
-    assert several is not None
-    assert (several.most, several.group_size, several.replicas_equal) == (4, 2, True)
+    strategy, local = strategies.parse(strategies.DEFAULT), strategies.parse("local-sgd")
+    for found, mesh, outlive in [
+        (strategy, Mesh(stages=2), True),
+        (strategy, Mesh(replicas=2, stages=2), True),
+        (local, Mesh(replicas=2, stages=2), False),
+    ]:
+        terms = elastic_terms(found, mesh, mesh.workers, None)
+        assert terms is not None
+        assert (terms.most, terms.group_size) == (mesh.workers, 2)
+        assert (terms.replicas_equal, terms.parts_outlive) == (outlive, outlive)
+    assert elastic_terms(local, Mesh(stages=2), 2, None) is None, "nobody could go on"
+    assert elastic_terms(strategy, Mesh(stages=2), 2, 0) is None, "no worker could take a part over"
     served = strategies.parse("parameter-server")
     assert elastic_terms(served, Mesh(replicas=2, stages=2), 4, None) is None, "its servers need everyone"
     with pytest.raises(UsageError, match="use --workers 2"):

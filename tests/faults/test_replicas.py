@@ -72,6 +72,14 @@ def test_where_no_replica_is_whole_the_parts_of_several_make_one(tmp_path: Path)
     ]
 
 
+def test_where_all_that_have_a_part_are_dead_another_worker_takes_it_over(tmp_path: Path) -> None:
+    """Without a replacement: of the two that are left with the same part, one gives up its own."""
+    faults = [Fault(1, 5), Fault(3, 5)]
+    ran = harness.run(tmp_path, faults, workers=4, placement=STAGES, optimizer="Adam", lr=LR)
+    check(ran, faults, {0, 2})
+    checks.one_history(ran, "Adam", lr=LR)
+
+
 SCRIPT = """
 import os, signal
 from pathlib import Path
@@ -100,6 +108,7 @@ for batch in session.batches(data, batch_size=5):
 def test_where_a_part_is_lost_all_begin_again_from_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["--workers", "4", "--threads", "1", "--placement", STAGES, "--out", "run"]
+    options += ["--strategy", "local-sgd"]
     done = manyhands("launch", *options, "script.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert (tmp_path / "died-1").exists()

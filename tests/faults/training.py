@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 import manyhands as mh
 from manyhands import data as data_sets
 from manyhands import models
+from manyhands.engine import step as stepping
+from manyhands.engine.step_input import StepInput
 from manyhands.replica.replica import Replica
 
 LENGTH = 600
@@ -241,6 +243,19 @@ def exhaust_memory(group: Path) -> None:
         held.append(os.urandom(1 << 20))
 
 
+def watch_commits() -> list[int]:
+    """Of the steps that this worker commits from here on, how many samples of its own they have used."""
+    committed: list[int] = []
+    real = stepping.commit
+
+    def commit(engine: Any, work: StepInput, *rest: Any) -> None:
+        committed.append(work.samples)
+        real(engine, work, *rest)
+
+    stepping.commit = commit
+    return committed
+
+
 class Singly(Dataset[tuple[Tensor, Tensor, int]]):
     """The same samples one by one, as a DataLoader wants them."""
 
@@ -289,6 +304,7 @@ def main() -> None:
     if settings.get("one_at_a_time"):
         update_one_at_a_time((folder / "lock").open("w"))
     session: Any = None
+    committed = watch_commits()
     todo = [(when, kind) for who, when, kind in settings["faults"] if who == number and is_first]
 
     def watched(called: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -379,15 +395,15 @@ def main() -> None:
         for batch in loop(session):
             note(kind="step", step=session.steps + 1, ids=[] if digits else batch[2].tolist())
             takeovers = session.engine.progress.takeovers
+            committed.clear()
             if settings.get("halves"):
                 step_in_halves(batch)
             else:
                 session.step(batch)
             if settings.get("means"):
                 take_the_mean()
-            if (
-                session.engine.progress.takeovers == takeovers
-            ):  # else the others have gone on without this worker's batch
+            # Else the others have gone on without this worker's batch.
+            if any(committed) or session.engine.progress.takeovers == takeovers:
                 note(kind="made", step=session.steps, samples=session.samples, epoch=session.epoch)
         if not digits:
             loss_of_all = session.evaluate(data)["loss"]

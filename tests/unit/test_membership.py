@@ -41,7 +41,7 @@ def test_a_death_ends_the_generation_and_the_next_begins_when_all_have_left() ->
     new_generation = NewGeneration(
         generation=1,
         members=(0, 2),
-        state_holders=2,
+        state_holders=(0, 2),
         last_commits=6,
         steps=6,
         gone=(1,),
@@ -77,7 +77,7 @@ def test_who_wants_to_join_waits_for_the_others_to_leave_and_comes_last() -> Non
         membership.hear(here(member, waits=True))
     new_generation = membership.answer(7)
     assert isinstance(new_generation, NewGeneration)
-    assert (new_generation.members, new_generation.state_holders) == ((0, 1, 7), 2)
+    assert (new_generation.members, new_generation.state_holders) == ((0, 1, 7), (0, 1))
     assert new_generation.last_commits == 5
 
 
@@ -113,7 +113,7 @@ def test_nobody_is_refused_before_any_of_those_who_are_seated_was_heard() -> Non
     membership.hear(here(7, -1, waits=True))
     assert membership.answer(7) is None
     new_generation = NewGeneration(
-        generation=4, members=(5, 6), state_holders=2, last_commits=9, steps=9, gone=(), left=()
+        generation=4, members=(5, 6), state_holders=(5, 6), last_commits=9, steps=9, gone=(), left=()
     )
     membership.hear(here(5, 4, new_generation=new_generation))
     assert membership.answer(5) == Change(generation=4)
@@ -165,7 +165,7 @@ def test_the_last_one_cannot_leave() -> None:
 def test_a_coordinator_that_was_started_again_learns_from_the_members() -> None:
     """Also where the one before had told only some of a new generation."""
     new_generation = NewGeneration(
-        generation=4, members=(0, 2, 5), state_holders=3, last_commits=9, steps=9, gone=(1,), left=()
+        generation=4, members=(0, 2, 5), state_holders=(0, 2, 5), last_commits=9, steps=9, gone=(1,), left=()
     )
     membership = Membership(range(3), most=3)
     membership.lose(1)
@@ -191,14 +191,16 @@ def test_who_was_given_up_and_speaks_again_comes_as_a_new_one() -> None:
         membership.hear(here(member, 1, waits=True))
     new_generation = membership.answer(2)
     assert isinstance(new_generation, NewGeneration)
-    assert (new_generation.members, new_generation.state_holders) == ((0, 1, 2), 2)
+    assert (new_generation.members, new_generation.state_holders) == ((0, 1, 2), (0, 1))
 
 
 # Replicas of several workers
 
 
-def in_crews(size: int, crew: int, *, replicas_equal: bool = True) -> Membership:
-    membership = Membership(range(size), most=size, group_size=crew, replicas_equal=replicas_equal)
+def in_crews(size: int, crew: int, *, replicas_equal: bool = True, outlive: bool = False) -> Membership:
+    membership = Membership(
+        range(size), most=size, group_size=crew, replicas_equal=replicas_equal, parts_outlive=outlive
+    )
     for member in range(size):
         membership.hear(here(member))
     return membership
@@ -222,7 +224,7 @@ def test_a_crew_that_is_not_whole_waits_until_another_makes_it_so() -> None:
         new_generation.state_holders,
         new_generation.left,
         new_generation.is_mixed,
-    ) == ((0, 1, 4, 5), 4, (), False)
+    ) == ((0, 1, 4, 5), (0, 1, 4, 5), (), False)
     for member in new_generation.members:
         membership.hear(here(member, 1, new_generation=new_generation))
     assert membership.answer(2) is None, "it waits"
@@ -230,8 +232,51 @@ def test_a_crew_that_is_not_whole_waits_until_another_makes_it_so() -> None:
     membership.hear(here(6, -1, waits=True))
     assert membership.answer(0) == Change(generation=1)
     new_generation = leave(membership, 0, 1, 4, 5)
-    assert (new_generation.members, new_generation.state_holders) == ((0, 1, 4, 5, 2, 6), 4)
+    assert (new_generation.members, new_generation.state_holders) == ((0, 1, 4, 5, 2, 6), (0, 1, 4, 5))
     assert membership.answer(2) == membership.answer(6) == new_generation
+
+
+def test_a_new_worker_takes_the_place_of_a_dead_one_whose_part_outlives_it() -> None:
+    membership = in_crews(3, 3, outlive=True)
+    membership.end(1)
+    for member in (0, 2):
+        membership.hear(here(member, waits=True, commits=7))
+    assert [membership.answer(member) for member in (0, 2)] == [None, None], "they wait for another"
+    membership.hear(here(3, -1, waits=True, commits=0))
+    new_generation = membership.answer(3)
+    assert isinstance(new_generation, NewGeneration)
+    assert (new_generation.members, new_generation.state_holders) == ((0, 3, 2), (0, 2))
+    assert (new_generation.last_commits, new_generation.is_mixed) == (7, False)
+
+
+def test_a_second_death_while_the_others_wait_for_a_replacement() -> None:
+    membership = in_crews(3, 3, outlive=True)
+    membership.end(1)
+    for member in (0, 2):
+        membership.hear(here(member, waits=True))
+    membership.end(0)
+    membership.hear(here(3, -1, waits=True))
+    assert membership.answer(3) is None
+    membership.hear(here(4, -1, waits=True))
+    new_generation = membership.answer(4)
+    assert isinstance(new_generation, NewGeneration)
+    assert (new_generation.members, new_generation.state_holders) == ((3, 4, 2), (2,))
+
+
+def test_where_all_that_have_a_part_are_dead_a_worker_of_another_crew_takes_it_over() -> None:
+    membership = in_crews(4, 2, outlive=True)
+    membership.end(1)
+    membership.end(3)
+    new_generation = leave(membership, 0, 2)
+    assert (new_generation.members, new_generation.state_holders) == ((0, 2), (0,))
+
+
+def test_where_no_worker_is_left_the_parts_are_lost() -> None:
+    membership = in_crews(2, 2, outlive=True)
+    membership.end(0)
+    membership.end(1)
+    membership.hear(here(2, -1, waits=True))
+    assert isinstance(membership.answer(2), No)
 
 
 def test_where_no_crew_is_whole_parts_of_several_make_one() -> None:
@@ -241,7 +286,7 @@ def test_where_no_crew_is_whole_parts_of_several_make_one() -> None:
     new_generation = leave(membership, 1, 2)
     assert (new_generation.members, new_generation.state_holders, new_generation.is_mixed) == (
         (2, 1),
-        2,
+        (2, 1),
         True,
     )
 
@@ -314,7 +359,7 @@ def test_a_server_that_dies_ends_the_generation_and_a_new_one_begins_another() -
     assert (new_generation.members, new_generation.servers, new_generation.state_holders) == (
         (0, 1000),
         (1,),
-        2,
+        (0, 1000),
     )
     for member in membership.current:
         membership.hear(

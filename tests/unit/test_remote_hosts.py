@@ -49,7 +49,7 @@ def test_a_run_begins_when_all_hosts_have_come_with_all_their_workers() -> None:
     new_generation = begun()[2]
     assert new_generation.members == (0, 1000, 1001, 2000)
     assert new_generation.hosts == (0, 1, 1, 2)
-    assert new_generation.state_holders == 0
+    assert new_generation.state_holders == ()
     assert new_generation.place == "place of 0"
 
 
@@ -79,7 +79,7 @@ def test_a_silent_host_is_given_up_as_a_whole_and_its_workers_come_again_as_new_
     third = membership.answer(1000)
     assert isinstance(third, NewGeneration)
     assert third.members == (0, 2000, 1000)
-    assert third.state_holders == 2, "what it had learned meanwhile does not count"
+    assert third.state_holders == (0, 2000), "what it had learned meanwhile does not count"
 
 
 def test_where_something_is_wrong_less_silence_is_enough() -> None:

@@ -26,8 +26,8 @@ class NewGeneration(msgspec.Struct, frozen=True, kw_only=True, array_like=True, 
     """To a member that waits: the next generation."""
 
     generation: Number
-    members: Members  # in the order of their ranks; members that have the state come first
-    state_holders: Number  # how many of them have it
+    members: Members  # in the order of their ranks
+    state_holders: Members  # those of them that have the state; the others take it over
     last_commits: Number  # what the one of them that has come furthest has committed
     steps: Number  # and how many steps that were
     gone: Members  # since the generation before

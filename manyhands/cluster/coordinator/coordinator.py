@@ -45,6 +45,7 @@ class Coordinator:
             most=orders.most,
             group_size=orders.group_size,
             replicas_equal=orders.replicas_equal,
+            parts_outlive=orders.parts_outlive,
         )
         self._remote_hosts = RemoteHosts(
             self._membership, hosts=orders.hosts, own_workers=len(orders.members), own_servers=orders.servers

@@ -2,7 +2,7 @@
 
 A generation is over when one of its members is gone, or when its members leave it together because a worker wants to
 join or to leave. The next one begins when every living member has left it: members that have the state come first, in
-the order of their ranks, and then the members that take the state over.
+the order of their ranks, and then the members that take the state over (but see `_filled`).
 
 Servers that may be on several hosts are members like workers, but have no rank among them: every server that is there
 belongs to the next generation. The coordinator does not know which parameters a server has.
@@ -13,19 +13,39 @@ waits, as new workers do, until there are enough for another group.
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from manyhands.cluster.coordinator.control import Change, Here, NewGeneration, No, Over, ToMember
+
+
+@dataclass(frozen=True)
+class _Core:
+    """The first members of a generation, whose replicas are whole; `holders` are those of them that have the state."""
+
+    members: Sequence[int] = ()
+    holders: Sequence[int] = ()
+    is_mixed: bool = False
+    """Whether no replica was whole, and the parts of several make one."""
+    waits: bool = False
+    """Whether the holders need other members first."""
 
 
 class Membership:
     """`most` is how many may be members at once; `heard` is what each one said last.
 
     `group_size` workers form one replica. With `replicas_equal` after every step, parts of several replicas make one.
+    Where `parts_outlive` their workers, new workers take the places of dead ones.
     """
 
     def __init__(
-        self, members: Iterable[int], *, most: int, group_size: int = 1, replicas_equal: bool = False
+        self,
+        members: Iterable[int],
+        *,
+        most: int,
+        group_size: int = 1,
+        replicas_equal: bool = False,
+        parts_outlive: bool = False,
     ) -> None:
         self.generation = 0
         self.current = tuple(members)
@@ -34,7 +54,7 @@ class Membership:
         self.ended: set[int] = set()  # of those, the ones that cannot come again
         self._most = most
         self._group_size = group_size
-        self._replicas_equal = replicas_equal
+        self._replicas_equal, self._parts_outlive = replicas_equal, parts_outlive
         self.new_generation: NewGeneration | None = None
         self.servers: set[int] = set()  # all that were ever heard
         self._has_begun = (
@@ -141,20 +161,34 @@ class Membership:
         leaving = [one for one in live if one in self.heard and self._leaves(self.heard[one])]
         return 0 < len(leaving) < len(live) or bool(self._new())  # the last one cannot leave
 
-    def _state_holders(self, having: Iterable[int]) -> tuple[list[int], bool]:
-        """Of the members that have the state, those that go on with it: the complete groups. Says whether no group was
-        complete, so that parts of several have to make one."""
+    def _core(self, having: Iterable[int]) -> "_Core":
+        """Of the members that have the state, those that go on with it: the complete groups, or one that is made of
+        what is left."""
         known, current = set(having), self._workers(self.current)
         groups = [current[at : at + self._group_size] for at in range(0, len(current), self._group_size)]
-        whole = [group for group in groups if known.issuperset(group)]
-        if whole or not self._replicas_equal:
-            return list(itertools.chain(*whole)), False
-        by_part = [
-            [one for one in current[part :: self._group_size] if one in known]
-            for part in range(self._group_size)
-        ]
-        made = list(zip(*by_part, strict=False))  # as many as the rarest part has
-        return list(itertools.chain(*made)), bool(made)
+        whole = list(itertools.chain(*(group for group in groups if known.issuperset(group))))
+        if whole:
+            return _Core(whole, whole)
+        if self._replicas_equal:
+            by_part = [
+                [one for one in current[part :: self._group_size] if one in known]
+                for part in range(self._group_size)
+            ]
+            made = list(itertools.chain(*zip(*by_part, strict=False)))  # as many as the rarest part has
+            if made:
+                return _Core(made, made, is_mixed=True)
+        return self._filled(groups, known) if self._parts_outlive else _Core()
+
+    def _filled(self, groups: Sequence[Sequence[int]], known: set[int]) -> "_Core":
+        """The group of which most are left, with new members in the places of the dead. As long as there are too few,
+        those that are left wait."""
+        group = max(groups, key=lambda group: len(known.intersection(group)), default=())
+        holders = [member for member in group if member in known]
+        new = iter([*sorted(known.difference(group)), *self._waiting()])
+        members = [member if member in known else next(new, None) for member in group]
+        complete = [member for member in members if member is not None]
+        is_complete = bool(holders) and len(complete) == len(members)
+        return _Core(complete if is_complete else [], holders, waits=bool(holders) and not is_complete)
 
     def _decide(self) -> None:
         if not self.current and not self._has_begun:
@@ -167,30 +201,32 @@ class Membership:
         staying = [one for one in reports if not self._leaves(one)]
         if not any(one.has_state for one in staying):
             staying = reports  # one has to go on
-        first, is_mixed = self._state_holders(one.member for one in staying if one.has_state)
+        core = self._core(one.member for one in staying if one.has_state)
         had_state = any(one.has_state for one in reports) or bool(
             self.new_generation and self.new_generation.state_holders
         )
         self._is_lost = self._has_begun and (
-            not self._workers(live) or (had_state and len(left) == len(live) and not first)
+            not self._workers(live)
+            or (had_state and len(left) == len(live) and not core.members and not core.waits)
         )
-        if not live or len(left) < len(live) or self._is_lost:
+        if not live or len(left) < len(live) or self._is_lost or core.waits:
             return
-        state_holders = [one for one in staying if one.member in first]
-        others = [one.member for one in staying if one.member not in first]
-        members = (*first, *self._admitted([*others, *self._waiting()], len(first)))
+        state_holders = [one for one in staying if one.member in core.holders]
+        others = [*(one.member for one in staying), *self._waiting()]
+        new = [member for member in others if member not in core.members]
+        members = (*core.members, *self._admitted(new, len(core.members)))
         if not members:
             return
         servers = [one.member for one in left if one.member in self.servers]
         self._begin_generation(
             members,
             servers=(*servers, *self._waiting(serving=True)),
-            state_holders=len(state_holders),
+            state_holders=tuple(core.holders),
             last_commits=max(one.commits for one in state_holders or staying),
             steps=max(one.steps for one in reports),
             gone=tuple(member for member in self.current if member in self.gone),
             left=tuple(one.member for one in reports if self._leaves(one) and one.member not in members),
-            is_mixed=is_mixed,
+            is_mixed=core.is_mixed,
             in_step=tuple(
                 host
                 for host in sorted({one.host for one in state_holders})
@@ -211,7 +247,7 @@ class Membership:
             self._begin_generation(
                 tuple(waiting),
                 servers=tuple(servers),
-                state_holders=0,
+                state_holders=(),
                 last_commits=0,
                 steps=0,
                 gone=(),

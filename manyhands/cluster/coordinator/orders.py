@@ -42,6 +42,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """How many workers have one replica among them."""
     replicas_equal: bool = False
     """Whether all replicas are the same after every step."""
+    parts_outlive: bool = False
+    """Whether a new worker can take over the part of a dead one from the host's memory."""
     servers: int = 0
     """That the launcher begins with, where they are members."""
 

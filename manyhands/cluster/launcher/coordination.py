@@ -37,6 +37,8 @@ class Elastic:
     """How many workers have one replica among them: they come and go together."""
     replicas_equal: bool = False
     """Whether all replicas are the same after every step, so that parts of several make one."""
+    parts_outlive: bool = False
+    """Whether a new worker can take over the part of a dead one from the host's memory."""
     address: str = ""
     """Of this host, and after a colon the port of the coordinator, where there may be other hosts."""
 
@@ -78,6 +80,7 @@ class Coordination:
             hosts=elastic.hosts,
             group_size=elastic.group_size,
             replicas_equal=elastic.replicas_equal,
+            parts_outlive=elastic.parts_outlive,
             servers=servers if elastic.hosts else 0,
         )
         self.elastic = elastic

@@ -109,7 +109,14 @@ class Survival:
             )
             self._due.append((time.monotonic() + delay_s, self._slots[child.rank]))
             self._replaced += 1
-        return True
+        return self._has_finished or not self._are_too_few()
+
+    def _are_too_few(self) -> bool:
+        """Whether workers are left, and are not enough for a replica in parts."""
+        if self._elastic.group_size == 1:
+            return False
+        here = [one for one in self._processes.running if self.is_worker(one.rank)]
+        return len(here) + len(self._due) < self._elastic.group_size
 
     def _note_server(self, child: Child) -> bool:
         """A server has ended; another takes over its state, if that is in the host's memory."""

@@ -5,6 +5,7 @@ from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.gradients.summing import Gradients
 from manyhands.replica.memory import Team
 from manyhands.replica.optimizer.updates import StepGate
+from manyhands.replica.state.step_copies import StepCopies
 
 
 class LoneHostGate(StepGate):
@@ -36,10 +37,18 @@ class HostsGate(StepGate):
 class PartsGate(StepGate):
     """A step is applied when all parts of all replicas have their sums: then no part needs another any more."""
 
-    def __init__(self, gradients: Gradients, team: Team, group: BarrierGroup, inner: StepGate) -> None:
+    def __init__(
+        self,
+        gradients: Gradients,
+        team: Team,
+        group: BarrierGroup,
+        inner: StepGate,
+        copies: StepCopies | None = None,
+    ) -> None:
         super().__init__(gradients, team)
         self.gated, self.hears_from_hosts = inner.gated, inner.hears_from_hosts
         self._inner = inner
+        self._copies = copies
         self._group = group
         self._counter = group.host.progress()
 
@@ -48,6 +57,8 @@ class PartsGate(StepGate):
         return min(self._counter.values())
 
     def open(self) -> None:
+        if self._copies:
+            self._copies.make(self._gradients.step)
         self._counter.publish(self._gradients.step)
         with telemetry.timed("wait"):
             self._counter.wait(self._gradients.step)

@@ -131,8 +131,32 @@ class UndoLog:
         return [span for span in self._layout.spans if not self.has(span, step)]
 
 
-class LoggedPath(UpdatePath):
-    """Notes every update in the undo log of the host, and finishes those of dead workers."""
+class NotedPath(UpdatePath):
+    """Notes every update in an undo log, and finishes those of dead workers by what it says."""
+
+    def __init__(self, updates: Updates, gradients: Gradients, gate: StepGate, log: UndoLog) -> None:
+        super().__init__(updates, gradients, gate)
+        self.log = log
+
+    @property
+    def step(self) -> int:
+        """The step that is made."""
+        return self._gradients.step
+
+    def make(self, span: Span, gradient: Tensor) -> None:
+        with telemetry.timed("update"):
+            self.log.update(self.updates, span, gradient, self.skipped, self.step)
+
+    def finish(self, spans: Sequence[Span], factor: Factor) -> None:
+        """Update spans that the step has not reached, by a sum that is complete; `factor` limits it."""
+        self.updates.take_from_others(spans)
+        scale = factor() if spans else 1.0
+        for span in spans if not math.isnan(scale) else ():
+            self.make(span, self._gradients.recompute(span) * scale)
+
+
+class LoggedPath(NotedPath):
+    """The path of workers that finish, together, what those of them that die have begun."""
 
     is_logged = True
 
@@ -146,15 +170,10 @@ class LoggedPath(UpdatePath):
         group: BarrierGroup,
     ) -> None:
         """`group` are the workers with which the team makes its steps."""
-        super().__init__(updates, gradients, gate)
-        self.log = log
+        super().__init__(updates, gradients, gate, log)
         self._team = team
         self._group = group
         self._meetings = group.host.progress()
-
-    def make(self, span: Span, gradient: Tensor) -> None:
-        with telemetry.timed("update"):
-            self.log.update(self.updates, span, gradient, self.skipped, self._gradients.step)
 
     def recover(self, dead: Collection[int], attempt: int, factor: Factor = unlimited) -> int:
         """Some workers of this host (by index in it) are gone for good; called by all others, which have left whatever
@@ -180,11 +199,7 @@ class LoggedPath(UpdatePath):
         self._meet(everyone, next(meetings))  # all have the same list
         if not self.gate.hears_from_hosts:
             self.skipped = skipped_in(self._gradients.used)
-        mine = left[survivors.index(self._team.index) :: len(survivors)]
-        updates.take_from_others(mine)
-        scale = factor() if mine else 1.0
-        for span in mine if not math.isnan(scale) else ():
-            self.make(span, self._gradients.recompute(span) * scale)
+        self.finish(left[survivors.index(self._team.index) :: len(survivors)], factor)
         self._meet(everyone, next(meetings))
         updates.take_from_others(self._gradients.spans)
         return steps
@@ -194,3 +209,26 @@ class LoggedPath(UpdatePath):
         self._meetings.publish(meeting)
         for peer in survivors:
             self._meetings.wait_for(peer, meeting)
+
+
+class LeftPath(NotedPath):
+    """The path of a part whose workers are all gone: the worker that takes it over finishes the last of its steps that
+    counts, alone."""
+
+    def __init__(
+        self, updates: Updates, gradients: Gradients, gate: StepGate, log: UndoLog, steps: int
+    ) -> None:
+        super().__init__(updates, gradients, gate, log)
+        self._steps = steps
+
+    @property
+    def step(self) -> int:
+        return self._steps
+
+    def recover(self, dead: Collection[int], attempt: int, factor: Factor = unlimited) -> int:
+        for worker in dead:
+            self.log.repair(self.updates, worker, self._steps)
+        self.skipped = skipped_in(self._gradients.used)
+        self.finish(self.log.left(self._steps), factor)
+        self.updates.take_from_others(self._gradients.spans)
+        return self._steps

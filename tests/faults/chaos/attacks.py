@@ -75,11 +75,13 @@ def faults_of(setup: SetUp, draw: random.Random) -> list[harness.Fault]:
 
 
 def _victims(setup: SetUp, draw: random.Random) -> list[harness.Fault]:
-    """Workers that die, at once or one after the other. One whole replica is left."""
+    """Workers that die, at once or one after the other. One whole replica is left, or one worker of the only one."""
     size = placements.parse(setup.placement).mesh(setup.workers).members
     replicas = setup.workers // size
     spared = draw.randrange(replicas)
     mortal = [who for who in range(setup.workers) if who // size != spared]
+    if replicas == 1:
+        mortal = draw.sample(range(setup.workers), setup.workers - 1)
     dying = draw.sample(mortal, draw.randrange(1, len(mortal) + 1 if size == 1 else 2))
     first_s, apart_s = draw.uniform(0.0, LATEST_S), draw.choice([0.0, 0.3, LATEST_S])
     kinds = [kind for kind in WORKERS if kind != "memory" or memory_group.available() is None]

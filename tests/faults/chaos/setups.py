@@ -44,7 +44,8 @@ def one_host() -> list[SetUp]:
 
 
 def in_parts() -> list[SetUp]:
-    """Every placement under the default strategy, every strategy under the smallest placement; two replicas each."""
+    """Every placement under the default strategy, every strategy under the smallest placement: two replicas, and one,
+    if a new worker can take over a part of it."""
     every = registered.every_placement()
     cases = {(strategies.DEFAULT, placement) for placement in every}
     fewest = {text: registered.workers(strategies.DEFAULT, text, replicas=2, apart=True) for text in every}
@@ -52,9 +53,10 @@ def in_parts() -> list[SetUp]:
     cases |= {(strategy, smallest) for strategy in registered.every_strategy()}
     found = []
     for strategy, placement in sorted(cases):
-        workers = registered.workers(strategy, placement, replicas=2, apart=True)
-        if workers and registered.outlives(strategy, placement, workers):
-            found.append(SetUp(strategy=strategy, placement=placement, workers=workers))
+        for replicas in (2, 1):
+            workers = registered.workers(strategy, placement, replicas=replicas, apart=True)
+            if workers and registered.outlives(strategy, placement, workers):
+                found.append(SetUp(strategy=strategy, placement=placement, workers=workers))
     return found
 
 
