@@ -20,6 +20,7 @@ from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.launch_plan import LaunchPlan
 from manyhands.cluster.launcher.worker_logs import FOLDER
+from manyhands.cluster.launchers import open_between_hosts
 from manyhands.cluster.launchers.addresses import meeting_address, parse_hosts
 from manyhands.cluster.launchers.rank_info import SERVERS, RankInfo
 from manyhands.comm.transports.counters import refuse_several
@@ -276,6 +277,9 @@ def run_workers(
     """
     refuse_several(elastic.most if elastic and not elastic.hosts else workers)
     layout = cores.layout(workers, threads, servers)
+    if elastic and elastic.hosts:
+        address = elastic.address.rpartition(":")[0]
+        say(open_between_hosts.sentence(f"a free port of {address}"), stream)
     say(cores.text(layout), stream)
     with _display(run, workers, debug, stream) as display:
         has_hosts = elastic is not None and elastic.hosts > 0
