@@ -73,7 +73,7 @@ def ports_of(run: Path, processes: Sequence[RunProcess]) -> Iterator[RunPort]:
 
 
 def _keyed(run: Path) -> set[tuple[int, int]]:
-    """The ports of servers, by process: whoever opens a port with keys records it. Of all others nothing is known."""
+    """The ports of servers, by process: a process that opens a port with keys records it. Of all others nothing is known."""
     return {
         (record["pid"], record["port"])
         for record in read(run)
