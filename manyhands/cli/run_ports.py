@@ -13,7 +13,7 @@ from manyhands.comm.transports.listeners import Listener, listeners_of
 from manyhands.errors import UsageError
 from manyhands.telemetry.read import read
 
-KEYS, NOTHING = "keys of the run", "nothing"
+KEYS, CLOSED, NOTHING = "keys of the run", "closed since all have met", "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,12 @@ def ports_of(run: Path, processes: Sequence[RunProcess]) -> Iterator[RunPort]:
             port=listener.port,
             address=listener.address,
             processes=tuple(process.name for process in held),
-            protection=KEYS if has_keys else NOTHING,
+            protection=KEYS if has_keys else CLOSED if listener.is_closed else NOTHING,
         )
 
 
 def _keyed(run: Path) -> set[tuple[int, int]]:
-    """The ports of servers, by process: a process that opens a port with keys records it. Of all others nothing is known."""
+    """The ports of servers, by process: a process that opens a port with keys records it."""
     return {
         (record["pid"], record["port"])
         for record in read(run)

@@ -30,7 +30,7 @@ while session.mean(float(pathlib.Path("enough").exists())) < 1:
 session.close()
 """
 
-KEYS, NOTHING = "keys of the run", "nothing"
+KEYS, CLOSED, NOTHING = "keys of the run", "closed since all have met", "nothing"
 Found = set[tuple[int, str]]  # port and address
 Start = Callable[..., None]
 
@@ -119,6 +119,11 @@ def _asked(fd: int) -> Iterator[tuple[int, str]]:
             yield one.getsockname()[1], one.getsockname()[0]
 
 
+def connects(prefix: Sequence[str], address: str, port: int) -> bool:
+    code = f"import socket; socket.create_connection(({address!r}, {port}), timeout=0.5)"
+    return run([*prefix, "python3", "-c", code], Path("/")).code == 0
+
+
 def printed(folder: Path, prefix: Sequence[str] = ()) -> tuple[dict[tuple[int, str], tuple[str, str]], str]:
     """The table: who listens at each port and address, and the protection; and all that was said."""
     done = run([*prefix, str(BIN / "manyhands"), "doctor", "run"], folder)
@@ -161,12 +166,14 @@ def test_on_several_hosts_each_names_its_own_ports(start: Start, tmp_path: Path)
                 by_holder.setdefault(who, set()).add(protection)
             server, worker = (("server 1", "worker 0"), ("server 1001", "worker 1000"))[host]
             assert by_holder[server] == {KEYS}
-            assert by_holder[worker] == {NOTHING}
+            assert by_holder[worker] == {CLOSED}, "PyTorch's store and Gloo"
             assert by_holder.pop("launcher, coordinator", None) == ({KEYS} if host == 0 else None)
-            assert "no protection: every process that reaches that address" in said
+            assert "no protection" not in said
+            for (port, address), (_, protection) in table.items():
+                assert connects(net.command_prefix(1 - host), address, port) == (protection == KEYS)
         for number in range(2):
             first = (tmp_path / f"said-{number}").read_text().splitlines()[0]
-            assert first.startswith("between hosts, PyTorch's store (")
+            assert first.startswith("while hosts meet, PyTorch's store (")
         assert f"(a free port of {net.address(0)})" in (tmp_path / "said-0").read_text()
         end(tmp_path, start.started)  # type: ignore[attr-defined]
 
@@ -174,18 +181,18 @@ def test_on_several_hosts_each_names_its_own_ports(start: Start, tmp_path: Path)
 OURS = [str(BIN / "manyhands"), "launch", "--out", "run", "script.py"]
 
 
-def torchrun(start: Start) -> str:
+def torchrun(start: Start) -> tuple[str, str]:
     agent = [str(BIN / "torchrun"), "--nproc-per-node", "2", "--no-python"]
     start([*agent, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *OURS])
-    return "torchrun"
+    return "torchrun", NOTHING
 
 
-def mpiexec(start: Start) -> str:
+def mpiexec(start: Start) -> tuple[str, str]:
     start([str(BIN / "mpiexec"), "-n", "2", *OURS])
-    return "mpiexec"
+    return "worker 0", CLOSED
 
 
-def slurm(start: Start) -> str:
+def slurm(start: Start) -> tuple[str, str]:
     same = {
         "SLURM_JOB_ID": "4711",
         "SLURM_STEP_ID": "0",
@@ -196,21 +203,25 @@ def slurm(start: Start) -> str:
     }
     for rank in range(2):
         start(OURS, **same, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
-    return "worker 0"
+    return "worker 0", CLOSED
 
 
 @pytest.mark.parametrize("launcher", [torchrun, mpiexec, slurm])
-def test_what_another_launcher_opens_is_said_to_be_open(
-    launcher: Callable[[Start], str], start: Start, tmp_path: Path
+def test_what_another_launcher_opens_is_named(
+    launcher: Callable[[Start], tuple[str, str]], start: Start, tmp_path: Path
 ) -> None:
-    meets = launcher(start)
+    meets, protection = launcher(start)
     train(start, tmp_path, range(2))
     table, said = printed(tmp_path)
     pids = [pid for one in start.started for pid in tree(one.pid)]  # type: ignore[attr-defined]
     assert set(table) == listening(pids) != set()
-    assert {protection for _, protection in table.values()} == {NOTHING}
-    assert any(meets in who for who, _ in table.values()), said
-    assert "no protection" in said.splitlines()[-1]
+    ports = [port for (port, _), (who, kind) in table.items() if (who, kind) == (meets, protection)]
+    assert ports, said
+    for port in ports:
+        assert connects([], "127.0.0.1", port) == (protection == NOTHING)
+    assert KEYS not in {kind for _, kind in table.values()}
+    is_open = NOTHING in {kind for _, kind in table.values()}
+    assert ("no protection" in said.splitlines()[-1]) == is_open
 
 
 def test_a_run_that_is_over_or_nowhere_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 def sentence(store: str) -> str:
     """`store` says where PyTorch's store listens, or will."""
     return (
-        f"between hosts, PyTorch's store ({store}) and Gloo (a free port of every worker) listen without keys: every "
-        "process that reaches them can change this run or end it, so use a network of your own; "
-        "`manyhands doctor RUN` names the ports"
+        f"while hosts meet, PyTorch's store ({store}) and Gloo (free ports of every worker) listen without keys, and "
+        "what they send later is not encrypted: every process that reaches them then, or is between the hosts, can "
+        "change this run or end it, so use a network of your own; `manyhands doctor RUN` names the ports"
     )

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyhands.comm.transports import newcomers
+
 _LISTENS = "0A"  # of the states in /proc/net/tcp
 _TABLES = ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6"))
 
@@ -18,6 +20,8 @@ class Listener:
     port: int
     address: str
     inode: str
+    is_closed: bool
+    """Whether it takes no more connections, as `newcomers.py` has it."""
 
 
 def listeners_of(pid: int) -> Iterator[Listener]:
@@ -29,18 +33,24 @@ def listeners_of(pid: int) -> Iterator[Listener]:
                 words = line.split()
                 if words[3] == _LISTENS and words[9] in held:
                     place, _, port = words[1].partition(":")
-                    yield Listener(port=int(port, 16), address=_address(family, place), inode=words[9])
+                    yield Listener(
+                        port=int(port, 16),
+                        address=_address(family, place),
+                        inode=words[9],
+                        is_closed=newcomers.are_refused(pid, held[words[9]]),
+                    )
 
 
-def _sockets_of(pid: int) -> set[str]:
-    found = set()
+def _sockets_of(pid: int) -> dict[str, int]:
+    """The process's descriptors of its sockets, by what the kernel calls these."""
+    found = {}
     folder = Path(f"/proc/{pid}/fd")
     with suppress(OSError):
         for descriptor in os.listdir(folder):
             with suppress(OSError):
                 kind, _, inode = os.readlink(folder / descriptor).partition(":")
                 if kind == "socket":
-                    found.add(inode.strip("[]"))
+                    found[inode.strip("[]")] = int(descriptor)
     return found
 
 
