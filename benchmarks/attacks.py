@@ -253,7 +253,7 @@ def findings(
     units = {"samples_per_second": "samples/s", "processor_us_per_sample": "µs", "memory_bytes": "bytes"}
     counts = {name: round(number, 2) for name, number in sorted(done.items())}
     return Findings(
-        title=f"two hosts, {STRATEGY}, a stranger at {ports} ports with keys",
+        title=f"two hosts, {STRATEGY}, a process without a key at {ports} ports",
         measured=[
             Measured(of=of, unit=units[name], values={kind: each(kind, name) for kind in windows})
             for of, name, _, _ in rows

@@ -146,7 +146,7 @@ FAMILIES = {
         "Every call that a step makes, timed by itself; and whole steps with and without records.",
     ),
     "attacks": (
-        "Strangers",
+        "Attacks",
         "Two emulated hosts train, each with a worker and a server; a process without a key on a third "
         "one attacks the ports that have keys for some seconds and is quiet for as long, in turns within "
         "one run. All of them share the cores of one machine, so speed also pays for the attacker's own "
