@@ -1,7 +1,8 @@
 """A listener takes no more connections, once those for which it was opened are there.
 
 PyTorch keeps its listeners as long as their store or group: closing one is not ours to do. But the kernel can be told
-to drop what arrives at a socket. Connections that were made before go on; any other process finds a port that does not answer.
+to drop what arrives at a socket. Connections that were made before go on; any other process finds a port that does not
+answer.
 """
 
 import ctypes
