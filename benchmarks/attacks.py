@@ -248,7 +248,7 @@ def findings(
     rows = (
         ("samples per second", "samples_per_second", 0.95, False),
         ("processor time of the run per sample", "processor_us_per_sample", 1.05, True),
-        ("memory of the run", "memory_bytes", 1.01, True),
+        ("memory of the run", "memory_bytes", None, True),
     )
     units = {"samples_per_second": "samples/s", "processor_us_per_sample": "µs", "memory_bytes": "bytes"}
     counts = {name: round(number, 2) for name, number in sorted(done.items())}
@@ -259,15 +259,25 @@ def findings(
             for of, name, _, _ in rows
         ],
         ratios=[
+            *(
+                ratio(
+                    "attacked ÷ quiet",
+                    each("attacked", name),
+                    each("quiet", name),
+                    target,
+                    at_most=at_most,
+                    of=of,
+                )
+                for of, name, target, at_most in rows
+            ),
             ratio(
-                "attacked ÷ quiet",
-                each("attacked", name),
-                each("quiet", name),
-                target,
-                at_most=at_most,
-                of=of,
-            )
-            for of, name, target, at_most in rows
+                "after all attacks ÷ before the first",
+                each("quiet", "memory_bytes")[-1:],
+                each("quiet", "memory_bytes")[:1],
+                1.02,
+                at_most=True,
+                of="memory of the run",
+            ),
         ],
         counts={"attacker": counts, "the same processes at the end": processes_same, "exit codes": codes},
     )
