@@ -1,13 +1,16 @@
 """`manyhands doctor RUN` prints the ports at which a run listens: those that its sockets have, and no others."""
 
+import ast
 import contextlib
 import ctypes
 import os
 import re
+import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -119,9 +122,29 @@ def _asked(fd: int) -> Iterator[tuple[int, str]]:
             yield one.getsockname()[1], one.getsockname()[0]
 
 
-def connects(prefix: Sequence[str], address: str, port: int) -> bool:
-    code = f"import socket; socket.create_connection(({address!r}, {port}), timeout=0.5)"
-    return run([*prefix, "python3", "-c", code], Path("/")).code == 0
+CONNECT = """
+import ast, select, socket, sys
+links = {}
+for address, port in ast.literal_eval(sys.argv[1]):
+    links[address, port] = link = socket.socket()
+    link.setblocking(False)
+    link.connect_ex((address, port))
+sys.stdin.read()
+answers = select.select([], links.values(), [], 0)[1]
+print([(port, address) for (address, port), link in links.items() if link in answers])
+"""
+
+
+def answering(places: Iterable[tuple[int, str]], prefix: Sequence[str] = ()) -> Found:
+    """Those of the places that take a connection, all tried at once for half a second."""
+    asked = repr([(address, port) for port, address in places])
+    with subprocess.Popen([*prefix, sys.executable, "-c", CONNECT, asked], **PIPES) as process:  # type: ignore[call-overload]
+        time.sleep(0.5)
+        said, _ = process.communicate()
+    return set(ast.literal_eval(said))
+
+
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 def printed(folder: Path, prefix: Sequence[str] = ()) -> tuple[dict[tuple[int, str], tuple[str, str]], str]:
@@ -157,25 +180,34 @@ def test_on_several_hosts_each_names_its_own_ports(start: Start, tmp_path: Path)
         joins = f"launch --join run {words}"
         start([*net.command_prefix(1), str(BIN / "manyhands"), *joins.split()])
         train(start, tmp_path, (0, 1000))
-        for host in range(2):
-            table, said = printed(tmp_path, net.command_prefix(host))
-            assert set(table) == listening(net.processes(host))
-            assert {address for _, address in table} == {net.address(host)}
-            by_holder = {}
-            for who, protection in table.values():
-                by_holder.setdefault(who, set()).add(protection)
-            server, worker = (("server 1", "worker 0"), ("server 1001", "worker 1000"))[host]
-            assert by_holder[server] == {KEYS}
-            assert by_holder[worker] == {CLOSED}, "PyTorch's store and Gloo"
-            assert by_holder.pop("launcher, coordinator", None) == ({KEYS} if host == 0 else None)
-            assert "no protection" not in said
-            for (port, address), (_, protection) in table.items():
-                assert connects(net.command_prefix(1 - host), address, port) == (protection == KEYS)
+        opens_with_keys_alone(net, tmp_path, 0, "server 1", "worker 0")
+        said = opens_with_keys_alone(net, tmp_path, 1, "server 1001", "worker 1000")
+        os.kill(int(said.partition("worker 1000 (")[2].partition(")")[0]), signal.SIGKILL)
+        train(start, tmp_path, (1002,))
+        opens_with_keys_alone(net, tmp_path, 1, "server 1001", "worker 1002")
         for number in range(2):
             first = (tmp_path / f"said-{number}").read_text().splitlines()[0]
             assert first.startswith("while hosts meet, PyTorch's store (")
         assert f"(a free port of {net.address(0)})" in (tmp_path / "said-0").read_text()
         end(tmp_path, start.started)  # type: ignore[attr-defined]
+
+
+def opens_with_keys_alone(
+    net: emulated_hosts.EmulatedHosts, folder: Path, host: int, server: str, worker: str
+) -> str:
+    """What doctor prints is what is there, and what can be connected to from the other host."""
+    table, said = printed(folder, net.command_prefix(host))
+    assert set(table) == listening(net.processes(host))
+    assert {address for _, address in table} == {net.address(host)}
+    kinds: dict[str, set[str]] = {}
+    for who, protection in table.values():
+        kinds.setdefault(who, set()).add(protection)
+    meeting = {"launcher, coordinator": {KEYS}} if host == 0 else {}
+    assert kinds == {server: {KEYS}, worker: {CLOSED}, **meeting}, "worker: PyTorch's store and Gloo"
+    assert "no protection" not in said
+    keyed = {place for place, (_, protection) in table.items() if protection == KEYS}
+    assert answering(table, net.command_prefix(1 - host)) == keyed
+    return said
 
 
 OURS = [str(BIN / "manyhands"), "launch", "--out", "run", "script.py"]
@@ -217,8 +249,8 @@ def test_what_another_launcher_opens_is_named(
     assert set(table) == listening(pids) != set()
     ports = [port for (port, _), (who, kind) in table.items() if (who, kind) == (meets, protection)]
     assert ports, said
-    for port in ports:
-        assert connects([], "127.0.0.1", port) == (protection == NOTHING)
+    reached = answering((port, "127.0.0.1") for port in ports)
+    assert reached == ({(port, "127.0.0.1") for port in ports} if protection == NOTHING else set())
     assert KEYS not in {kind for _, kind in table.values()}
     is_open = NOTHING in {kind for _, kind in table.values()}
     assert ("no protection" in said.splitlines()[-1]) == is_open

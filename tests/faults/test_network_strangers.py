@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KINDS = ("scan", "slow", "hold", "half-open", "garbage", "lengths", "replay")
 STEPS = 400
-ATTACK_S = 7.0
+ATTACK_S = 5.0
 STRANGER = 2  # the third host
 GROWTH_BYTES = 64 << 20
 """Of a process with a thousand connections and more at once, which ZeroMQ gives some kilobytes each."""
