@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ADAPTED := .adapters/.ready
 
-.PHONY: help train test test-fast golden chaos lint docs bench bench-check numbers peers clean
+.PHONY: help train test test-fast golden chaos soak lint docs bench bench-check numbers peers clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-fast  units and contracts that start no process, in under 3 minutes on 2 cores"
 	@echo "make golden  write down anew what every strategy and placement computes (about a minute)"
 	@echo "make chaos   kill workers, servers and hosts at random instants, 400 times (about an hour)"
+	@echo "make soak    a long run of a tiny model, in which nothing may grow (MINUTES=30)"
 	@echo "make lint    formatting, lint and types"
 	@echo "make docs    the documentation as a site that can be searched, in build/site"
 	@echo "make bench   ours beside PyTorch DDP, Gloo and MPICH, interleaved (about 30 minutes)"
@@ -39,6 +40,12 @@ golden: $(READY)
 chaos: $(READY)
 	$(BIN)/python -m tests.faults.chaos --keep
 
+MINUTES ?= 30
+
+# Fails if memory, descriptors, threads, shared memory or the run's directory grow; the summary is committed.
+soak: $(READY)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -58,6 +65,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/telemetry.py
 	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/attacks.py
+	$(BIN)/python benchmarks/extremes.py
 	for section in servers traffic hiding stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
 	for section in pipeline shards equality; do $(BIN)/python benchmarks/placements.py $$section; done
 	$(MAKE) numbers

@@ -145,6 +145,23 @@ FAMILIES = {
         "Records of every step",
         "Every call that a step makes, timed by itself; and whole steps with and without records.",
     ),
+    "attacks": (
+        "Attacks",
+        "Two emulated hosts train, each with a worker and a server; a process without a key on a third "
+        "one attacks the ports that have keys for some seconds and is quiet for as long, in turns within "
+        "one run. All of them share the cores of one machine, so speed also pays for the attacker's own "
+        "processor time.",
+    ),
+    "soak": (
+        "Long runs",
+        "Sums over all processes of a run of a tiny model: the median of the last fifth of the run "
+        "beside that of the second fifth. What a long run leaves on the disk stands beside the bound of "
+        "[commands](commands.md#a-run).",
+    ),
+    "extremes": (
+        "Unusual sizes",
+        "Ours beside one process of plain PyTorch that makes the same batches with all cores.",
+    ),
     "strategies-servers": (
         "Parameter servers",
         "One asynchronous server and 2 workers share the cores of one host. The server over torch RPC "

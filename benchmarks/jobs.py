@@ -58,6 +58,18 @@ ADAPTED = {
     "small-mlp": JOBS["small-mlp"],
 }
 
+# For extremes.py: many parameters that are hardly there, and a few that are most of the memory.
+EXTREMES = {
+    "many-small": Job(
+        title="5,000 parameters: MLP of 2,500 layers of width 4",
+        model=f"mlp:hidden={'-'.join(['4'] * 2499)}",
+        shape=(64,),
+    ),
+    "large": Job(title="1.5 GB: MLP 3072-17920-17920-10", model="mlp:hidden=17920-17920", shape=(3072,)),
+    "small-mlp": JOBS["small-mlp"],
+}
+ALL = {**JOBS, **EXTREMES}
+
 
 def build(job: Job) -> tuple[nn.Module, SGD]:
     torch.manual_seed(0)

@@ -38,8 +38,8 @@ class Samples:
 
     def take(self, launcher: int) -> None:
         self.at.append(time.monotonic())
-        self.launcher.append(_pss(launcher))
-        self.workers.append(sum(map(_pss, descendants(launcher))))
+        self.launcher.append(pss(launcher))
+        self.workers.append(sum(map(pss, descendants(launcher))))
         self.dropped.append(self.available_before - _kilobytes(Path("/proc/meminfo"), "MemAvailable"))
 
     def peaks(self, start: float, end: float) -> dict[str, int]:
@@ -66,7 +66,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _pss(pid: int) -> int:
+def pss(pid: int) -> int:
     with contextlib.suppress(OSError):
         return _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss")
     return 0

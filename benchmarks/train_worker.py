@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jobs import JOBS, build, loss, make_batches
+from jobs import ALL, build, loss, make_batches
 from processes import leave_result
 from torch import nn
 from torch.optim import Optimizer
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("contender", choices=["ours", *PEERS])
     parser.add_argument("--strategy", help="for ours; the default where not given")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--job", choices=JOBS, required=True)
+    parser.add_argument("--job", choices=ALL, required=True)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=1, help="where it has no turns")
     parser.add_argument("--baton", help="where it hears that it is its turn")
@@ -79,7 +79,7 @@ def main() -> None:
         from manyhands.cluster.worker.heap import keep_freed_memory
 
         keep_freed_memory()
-    job = JOBS[options.job]
+    job = ALL[options.job]
     model, optimizer = build(job)
     if options.contender == "ours":
         rank, step = ours(model, optimizer, options.strategy)

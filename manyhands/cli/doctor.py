@@ -1,4 +1,4 @@
-"""`manyhands doctor`: what this machine can do, and what is wrong with it."""
+"""`manyhands doctor`: what this machine can do, and what is wrong with it, or at which ports a run listens."""
 
 import argparse
 import os
@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from manyhands.cli.run_ports import say_ports
 from manyhands.cluster.launcher import cores
 from manyhands.errors import UsageError
 from manyhands.lab import emulated_hosts
@@ -35,15 +37,20 @@ def add_to(verbs: Any) -> None:
         "doctor",
         help="what this machine can do and what is wrong with it",
         description="Check cores, memory, shared memory, libraries and network emulation, risky things in "
-        "processes of their own. Exit code 1 if something needed is missing.",
+        "processes of their own. Exit code 1 if something needed is missing. Given the directory of a run that goes "
+        "on: which of its processes on this host listen at which ports, and what protects these.",
         epilog="examples:\n  manyhands doctor                     one line per finding: ok, note or bad\n"
-        "  manyhands doctor && manyhands train  train only where nothing needed is missing",
+        "  manyhands doctor && manyhands train  train only where nothing needed is missing\n"
+        "  manyhands doctor runs/mine           the open ports of that run on this host",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("directory", metavar="RUN", nargs="?", type=Path, help="of a run that goes on")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.directory is not None:
+        return say_ports(options.directory)
     from rich.console import Console
     from rich.markup import escape
 

@@ -12,7 +12,7 @@ from manyhands.cluster.launcher import invitation as invites
 from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.launch_plan import LaunchPlan
-from manyhands.cluster.launchers import local
+from manyhands.cluster.launchers import local, open_between_hosts
 from manyhands.cluster.launchers.addresses import address_towards
 from manyhands.cluster.launchers.rank_info import SERVERS
 from manyhands.errors import ManyhandsError, UsageError
@@ -100,6 +100,7 @@ def _join_from_another_host(
     place = invite.invitation.endpoint.partition("://")[2]
     own = address_towards(place.rpartition(":")[0])
     make_directory(Path(directory))
+    say(open_between_hosts.sentence("a free port of the first worker's host"))
     with HostAgent(
         invite.invitation,
         address=own,

@@ -67,9 +67,15 @@ def _samples(summary: dict[str, Any]) -> str:
     committed = summary["committed"]
     if not committed:
         return f"{summary['samples']:,}"
-    count = len(committed["epochs"])
+    count = sum(
+        check.get("epochs", 1) for check in committed["epochs"]
+    )  # the oldest of very many are one entry
     epochs = f"{count} epoch{'s' * (count > 1)}"
-    odd = [str(check["epoch"] + 1) for check in committed["epochs"] if check["twice"] or check["never"]]
+    odd = [
+        f"{'up to ' if 'epochs' in check else ''}{check['epoch'] + 1}"
+        for check in committed["epochs"]
+        if check["twice"] or check["never"]
+    ]
     left = f"; {committed['left']:,} of epoch {committed['epochs'][-1]['epoch'] + 1} are left" * bool(
         committed["left"]
     )

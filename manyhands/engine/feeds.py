@@ -30,6 +30,23 @@ class FeedsRecord(msgspec.Struct, frozen=True, kw_only=True):
     resumed: list[FeedRecord] = []
 
 
+MOST_CHECKS = 1000
+"""Of epochs that are over: a run of a week may have a million, and each is in every checkpoint and in the summary."""
+
+
+def add_check(checks: list[dict[str, int]], found: dict[str, int]) -> None:
+    """Add that of one more epoch; where there are too many, the oldest become one, which says of how many `epochs`."""
+    checks.append(found)
+    if len(checks) > MOST_CHECKS:
+        first, second = checks[:2]
+        sums = {word: first[word] + second[word] for word in _COUNTED}
+        epochs = first.get("epochs", 1) + second.get("epochs", 1)
+        checks[:2] = [{"epoch": second["epoch"], "epochs": epochs, **sums}]
+
+
+_COUNTED = ("once", "twice", "never")
+
+
 class Feeds:
     """What this worker draws; `pooled` is whether the batches of all workers in a round make one update."""
 
@@ -237,7 +254,7 @@ class Feeds:
         if isinstance(self.outermost, Feed):
             self.outermost.inner_has_ended = True
         if is_whole:
-            self.checks.append(found)
+            add_check(self.checks, found)
         else:
             self._note_left(found)
 
@@ -247,12 +264,12 @@ class Feeds:
 
     def _note_left(self, found: dict[str, int]) -> None:
         self._left += found["never"]
-        self.checks.append({**found, "never": 0})
+        add_check(self.checks, {**found, "never": 0})
 
     @property
     def tally(self) -> dict[str, int]:
         """Samples over all epochs that were used once, more often and never."""
-        return {word: sum(check[word] for check in self.checks) for word in ("once", "twice", "never")}
+        return {word: sum(check[word] for check in self.checks) for word in _COUNTED}
 
     @property
     def report(self) -> dict[str, Any] | None:

@@ -18,8 +18,10 @@ from manyhands.cluster.coordinator.control import NUMBERS
 from manyhands.cluster.launcher import coordination, cores, first_host, room, supervisor
 from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
+from manyhands.cluster.launcher.cores import CoreLayout
 from manyhands.cluster.launcher.launch_plan import LaunchPlan
 from manyhands.cluster.launcher.worker_logs import FOLDER
+from manyhands.cluster.launchers import open_between_hosts
 from manyhands.cluster.launchers.addresses import meeting_address, parse_hosts
 from manyhands.cluster.launchers.rank_info import SERVERS, RankInfo
 from manyhands.comm.transports.counters import refuse_several
@@ -125,7 +127,8 @@ def _unused(name: str) -> Path:
 
 def forget_records(run: Path) -> None:
     """Remove what an earlier run without a checkpoint has recorded here: it would mix with the new run's."""
-    for path in (run / "summary.json", *(run / "events").glob("*.jsonl"), *(run / FOLDER).glob("*.log")):
+    records = (path for kind in ("*.jsonl", "*.thinned") for path in (run / "events").glob(kind))
+    for path in (run / "summary.json", *records, *(run / FOLDER).glob("*.log")):
         path.unlink(missing_ok=True)
 
 
@@ -282,7 +285,7 @@ def run_workers(
     """
     refuse_several(elastic.most if elastic and not elastic.hosts else workers)
     layout = cores.layout(workers, threads, servers)
-    say(cores.text(layout), stream)
+    _say_first(elastic, layout, stream)
     with _display(run, workers, debug, stream) as display:
         has_hosts = elastic is not None and elastic.hosts > 0
         shown = Shown(display, run, workers, servers, has_hosts=has_hosts, is_debugged=debug is not None)
@@ -310,6 +313,13 @@ def run_workers(
 
         outcome = again.run(attempt, run, shown.event) if again else attempt(command)
     return replace(outcome, step=display.digest.step)
+
+
+def _say_first(elastic: Elastic | None, layout: CoreLayout, stream: TextIO | None) -> None:
+    if elastic and elastic.hosts:
+        address = elastic.address.rpartition(":")[0]
+        say(open_between_hosts.sentence(f"a free port of {address}"), stream)
+    say(cores.text(layout), stream)
 
 
 @contextmanager

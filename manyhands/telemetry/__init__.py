@@ -14,8 +14,9 @@ has `cpu_percent` (of one core), `memory_bytes` (resident) and `threads`. An "ev
 epochs, workers, batch, model, data and strategy. A "log" line has the step and the `values` that a
 script has logged, by name. A "checkpoint" line has the step and `stopped_s`, for how long
 training stood still; worker 0's "saved" line says that it is on the disk, `seconds` later. A server writes
-`events/server-<i>.jsonl`: its "updates" lines have `staleness` and `leads`, each value with how often it occurred since
-the last such line; a "dropped" line says why something that came over the network was not a message.
+`events/server-<i>.jsonl`: its "updates" lines have `staleness` and `leads`, each value with how often it
+occurred since the last such line; a "dropped" line says why something that came over the network was not a
+message, and a "listens" line at which `port` its process `pid` takes connections that prove a key of the run.
 """
 
 from manyhands.telemetry.recorder import add_seconds, close, count, event, open, step, timed, totals

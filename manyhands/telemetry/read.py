@@ -1,14 +1,20 @@
 """Reading the records of a run, while it goes on or afterwards."""
 
 import heapq
+import math
+import os
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from manyhands.foreign.regular import open_regular
 from manyhands.telemetry.lines import Record, decode
 
 CHUNK_BYTES = 4 << 20
 LONGEST_LINE = 16 << 20
+SEARCH_BYTES = 1 << 16
 
 
 def read(run: Path) -> Iterator[Record]:
@@ -19,15 +25,17 @@ def read(run: Path) -> Iterator[Record]:
 class Tail:
     """New records of all processes of a run, at each `poll`.
 
-    A line that is still being written waits for the next poll; `damaged` counts lines that were no record.
+    A line that is still being written waits for the next poll; `damaged` counts lines that were no record. Where a
+    process has put a thinned file in the place of its old one, the poll goes on after the last record that it gave.
     """
 
     def __init__(self, run: Path, *, skip_existing: bool = False) -> None:
         self.damaged = 0
         self._run = run
-        self._offsets: dict[Path, int] = {}
-        if skip_existing:
-            self._offsets = {path: path.stat().st_size for path in _files_of(run)}
+        self._places: dict[Path, _FilePosition] = {}
+        for path in _files_of(run) if skip_existing else ():
+            status = path.stat()
+            self._places[path] = _FilePosition(status.st_ino, status.st_size, time.time())
 
     def poll(self) -> list[Record]:
         """The complete records that came since the last poll, in the order of their times.
@@ -36,25 +44,30 @@ class Tail:
         """
         records: list[Record] = []
         for path in _files_of(self._run):
-            for line in self._new_lines(path):
+            place = self._places.setdefault(path, _FilePosition())
+            for line in self._new_lines(path, place):
                 record = decode(line)
                 if record is None:
                     self.damaged += 1
                 else:
                     records.append(record)
+                    place.last_t = max(place.last_t, _time_of(record))
         records.sort(key=_time_of)
         return records
 
-    def _new_lines(self, path: Path) -> list[bytes]:
-        offset = self._offsets.get(path, 0)
+    def _new_lines(self, path: Path, place: "_FilePosition") -> list[bytes]:
         try:
-            size = path.stat().st_size
-            if size < offset:  # a process began the file again
-                offset = 0
-            if size == offset:
+            status = path.stat()
+            if status.st_size < place.offset and status.st_ino == place.inode:
+                place.offset = 0  # a process began the file again
+            if status.st_size == place.offset and status.st_ino == place.inode:
                 return []
             with open_regular(path) as file:
-                file.seek(offset)
+                found = os.fstat(file.fileno())
+                if found.st_ino != place.inode:
+                    place.offset = _offset_after(file, found.st_size, place.last_t)
+                    place.inode = found.st_ino
+                file.seek(place.offset)
                 data = file.read(CHUNK_BYTES)
                 if b"\n" not in data:
                     data += file.readline(
@@ -64,8 +77,37 @@ class Tail:
             return []
         # What has no end by now is no record: it is passed over piece by piece.
         complete = data if len(data) > LONGEST_LINE else data[: data.rfind(b"\n") + 1]
-        self._offsets[path] = offset + len(complete)
+        place.offset += len(complete)
         return [line for line in complete.split(b"\n") if line]
+
+
+@dataclass
+class _FilePosition:
+    """How far a file has been read: which one it was, where, and the latest time of its records."""
+
+    inode: int = -1
+    offset: int = 0
+    last_t: float = -math.inf
+
+
+def _offset_after(file: BinaryIO, size: int, t: float) -> int:
+    """Where the first record after this time begins, in a file whose records are in the order of their times."""
+    low, high = 0, size if t > -math.inf else 0
+    while high - low > SEARCH_BYTES:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline(LONGEST_LINE)  # the middle of a line, most likely
+        record = decode(file.readline(LONGEST_LINE))
+        low, high = (middle, high) if record is None or _time_of(record) <= t else (low, middle)
+    file.seek(low)
+    if low:
+        low += len(file.readline(LONGEST_LINE))
+    while low < high and (line := file.readline(LONGEST_LINE)):
+        record = decode(line)
+        if record is not None and _time_of(record) > t:
+            break
+        low += len(line)
+    return low
 
 
 def _files_of(run: Path) -> list[Path]:

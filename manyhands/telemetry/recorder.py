@@ -2,7 +2,7 @@
 
 A training step must not notice it: counting adds to a dictionary, a finished step appends a tuple to a list,
 and a daemon thread turns tuples into lines and appends them to the file four times a second. A killed process
-loses at most the last quarter of a second.
+loses at most the last quarter of a second. The thread also keeps the file short (`thinning.py`).
 
 Counters only ever grow. A step stores a copy of them and the thread writes the differences, so there is
 nothing to reset and nothing to lose between threads. Any thread may count: `counters[name] += amount` on a
@@ -24,10 +24,12 @@ from manyhands.errors import UsageError
 from manyhands.foreign.regular import not_through_links, open_regular
 from manyhands.telemetry import lines
 from manyhands.telemetry.process import Usage
+from manyhands.telemetry.thinning import GROWTH_BYTES, SLICE_S, Thinning
 
 FLUSH_PERIOD_S = 0.25
 PROCESS_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 10.0
+_REST_S = 10 * SLICE_S
 
 _Pending = tuple[str, float, dict[str, float] | None, dict[str, Any]]  # kind, t, counters so far, fields
 
@@ -126,6 +128,8 @@ class _RecordWriter:
             self._file = builtins.open(path, "ab", buffering=0, opener=not_through_links)  # noqa: SIM115
         except OSError as error:
             raise UsageError(f"cannot write the run's records to {path}: {error.strerror}") from error
+        self._room = GROWTH_BYTES - os.fstat(self._file.fileno()).st_size  # until older lines are thinned
+        self._thinning: Thinning | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -135,15 +139,40 @@ class _RecordWriter:
         self._thread.join(CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():  # else a disk hangs: better to lose records than to hang with it
             self._flush(with_process=True)
+            if self._thinning:
+                self._thinning.abandon()
             self._file.close()
 
     def forget(self) -> None:
         """In a forked child: the thread is not here, and the records are the parent's to write."""
         self._file.close()
+        if self._thinning:
+            self._thinning.forget()
 
     def _run(self) -> None:
-        while not self._stopping.wait(FLUSH_PERIOD_S):
-            self._flush(with_process=_clock() - self._sampled_s >= PROCESS_PERIOD_S)
+        flush_at_s = _clock() + FLUSH_PERIOD_S
+        while not self._stopping.wait(_REST_S if self._thinning else max(0.0, flush_at_s - _clock())):
+            if _clock() >= flush_at_s:
+                self._flush(with_process=_clock() - self._sampled_s >= PROCESS_PERIOD_S)
+                flush_at_s = _clock() + FLUSH_PERIOD_S
+            if self._thinning or self._room < 0:
+                self._thin()
+
+    def _thin(self) -> None:
+        """A little of it; the lines of steps that end meanwhile go into the old file, and so into its copy."""
+        try:
+            if self._thinning is None:
+                self._room = GROWTH_BYTES
+                self._thinning = Thinning(self._path)
+            if not self._thinning.work():
+                return
+            thinned = self._thinning.replace()
+            self._file.close()
+            self._file = thinned
+        except OSError:  # no room for a copy: the file goes on as it is
+            if self._thinning:
+                self._thinning.abandon()
+        self._thinning = None
 
     def _flush(self, *, with_process: bool) -> None:
         if with_process:
@@ -173,6 +202,7 @@ class _RecordWriter:
         try:
             if data and self._torn:
                 data = b"\n" + data
+            self._room -= len(data)
             rest = memoryview(data)
             while rest:
                 rest = rest[self._file.write(rest) :]

@@ -8,6 +8,7 @@ message. A message is an `Event` in protobuf; of its fields these are needed:
     Value    1 tag (string)         2 simple_value (float)
 """
 
+import bisect
 import os
 import struct
 from collections import defaultdict
@@ -58,7 +59,8 @@ class Scalars:
     def __init__(self, writer: "EventWriter") -> None:
         self._writer = writer
         self._workers = 1
-        self._last_t: dict[int, float] = {}
+        self._last: dict[int, tuple[float, int]] = {}  # of every rank: when it has ended which step
+        self._gaps: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._steps: dict[int, _Step] = {}
         self._evaluated: int | None = None
         self._logged: dict[int, _Step] = {}
@@ -69,7 +71,7 @@ class Scalars:
         if kind == "start":
             workers = record.get("workers")
             self._workers = workers if isinstance(workers, int) else self._workers
-            self._last_t[record["rank"]] = record["t"]
+            self._last[record["rank"]] = (record["t"], -1)
         elif kind == "step" and isinstance(step, int):
             self._add_step(step, record)
         elif kind == "evaluate" and isinstance(step, int) and step != self._evaluated:
@@ -83,9 +85,12 @@ class Scalars:
             self._add_logged(step, record)
 
     def finish(self) -> None:
-        """Write the steps that some worker never reported."""
+        """Write the steps that some worker never reported, but for those that are thinned out of its records."""
+        for gaps in self._gaps.values():
+            gaps.sort()
         for step in sorted(self._steps):
-            self._write(step, self._steps[step])
+            if not self._is_thinned(step):
+                self._write(step, self._steps[step])
         self._steps.clear()
         self._write_logged(None)
 
@@ -102,12 +107,23 @@ class Scalars:
         if loss is not None and samples > 0:
             entry.loss_sum += loss * samples
             entry.loss_samples += samples
-        elapsed_s = t - self._last_t.get(rank, t)
-        self._last_t[rank] = t
-        if elapsed_s > 0:
-            entry.sums["samples_per_second"] += samples / elapsed_s
+        last_t, last = self._last.get(rank, (t, -1))
+        self._last[rank] = (t, step)
+        steps = step - last if last >= 0 and step > last else 1  # more than one in records that are thinned
+        if steps > 1:
+            self._gaps[rank].append((last, step))
+        if t > last_t:
+            entry.sums["samples_per_second"] += samples * steps / (t - last_t)
         if entry.reports >= self._workers:
             self._write(step, self._steps.pop(step))
+
+    def _is_thinned(self, step: int) -> bool:
+        """Whether some worker has reported steps before and after this one, and not this one."""
+        for gaps in self._gaps.values():
+            at = bisect.bisect_left(gaps, (step, 0)) - 1
+            if at >= 0 and gaps[at][0] < step < gaps[at][1]:
+                return True
+        return False
 
     def _add_logged(self, step: int, record: Record) -> None:
         """Not every worker need log: what was logged at a step is written when the next step's follows."""

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyhands.cli.report import _samples
 from manyhands.cluster.worker.world import World
 from manyhands.data import ledger
+from manyhands.engine import feeds
 from manyhands.engine.session import Session
 from manyhands.strategies.partners import pairs
 from tests.contracts.test_resuming import EVERY_KIND, LENGTH
@@ -35,6 +37,26 @@ def checked(
     first, *others = in_threads(workers, work, strategy=strategy)
     assert all(other == first for other in others)
     return dict(first)
+
+
+def test_of_very_many_epochs_the_oldest_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in every checkpoint and in the summary, which would grow as long as a run goes on."""
+    monkeypatch.setattr(feeds, "MOST_CHECKS", 3)
+
+    def loop(session: Session, data: Numbered) -> None:
+        for _ in range(7):
+            for batch in session.batches(data, batch_size=4):
+                session.step(batch)
+
+    report = checked(loop)
+    assert (report["once"], report["twice"], report["never"]) == (7 * LENGTH, 0, 0)
+    clean = {"twice": 0, "never": 0}
+    assert report["epochs"] == [
+        {"epoch": 4, "epochs": 5, "once": 5 * LENGTH, **clean},
+        {"epoch": 5, "once": LENGTH, **clean},
+        {"epoch": 6, "once": LENGTH, **clean},
+    ]
+    assert _samples({"committed": report}) == f"{7 * LENGTH:,} = 7 epochs, each used once"
 
 
 def plainly(session: Session, data: Numbered) -> None:

@@ -30,6 +30,9 @@ OPTIONS = {
     "saving": [],
     "telemetry": [],
     "recovery": [],
+    "attacks": [],
+    "extremes": [],
+    "soak": [],
     "porting": [],
     "placements-equality": ["equality"],
     "placements-shards": ["shards"],
@@ -88,7 +91,7 @@ Results = Callable[[str], dict[str, Any]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Some at the same time: most of each is starting processes, and nothing here is about speed."""
-    no_hosts = dict.fromkeys(["strategies-traffic", "strategies-hiding"], WHY_NO_HOSTS is not None)
+    no_hosts = dict.fromkeys(["strategies-traffic", "strategies-hiding", "attacks"], WHY_NO_HOSTS is not None)
     left_out = {"collectives": not HAS_MPICH, **no_hosts}
     names = [name for name in OPTIONS if not left_out.get(name)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -212,6 +215,24 @@ def test_recovery(results: Results) -> None:
     (ours,) = results("recovery")["manyhands launch"]
     assert ours["resumed_s"] > 0, "ours goes on"
     assert ours["same_processes"]
+
+
+@pytest.mark.skipif(WHY_NO_HOSTS is not None, reason=str(WHY_NO_HOSTS))
+def test_attacks(results: Results) -> None:
+    counts = results("attacks")["counts"]
+    assert counts["the same processes at the end"]
+    assert counts["attacker"]["garbage"] > 0
+
+
+def test_extremes(results: Results) -> None:
+    (turns,) = results("extremes")["turns"].values()
+    assert [len(turn) for each in turns.values() for turn in each] == [16, 1]
+
+
+def test_soak(results: Results) -> None:
+    (found,) = results("soak").values()
+    assert len(found["looks"]) > 5
+    assert found["steps"] > 100
 
 
 def test_porting(results: Results) -> None:

@@ -3,7 +3,9 @@
 import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ import zmq
 from manyhands.cluster.launchers import addresses
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker import rendezvous
-from manyhands.comm.transports.connections import listening_ports
+from manyhands.comm.transports.connections import listening_ports, refuse_newcomers
+from manyhands.comm.transports.listeners import listeners_of
 from manyhands.errors import UsageError
 from tests.hygiene import LISTENING
 
@@ -70,6 +73,23 @@ def test_a_store_in_memory_opens_no_port() -> None:
         assert listening_ports() == before
     finally:
         os.close(fd)
+
+
+def test_a_store_at_which_all_have_met_takes_no_others_and_goes_on() -> None:
+    """Connections from before stay; the kernel says of which process's listener it is so."""
+    store = rendezvous.open_meeting_place("127.0.0.1")
+    member = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=5))
+    (before,) = (one for one in listeners_of(os.getpid()) if one.port == store.port)
+    refuse_newcomers([store.port])
+    (after,) = (one for one in listeners_of(os.getpid()) if one.port == store.port)
+    assert (before.is_closed, after.is_closed) == (False, True)
+    with pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", store.port), timeout=0.3)
+    member.set("key", "value")
+    assert store.get("key") == b"value"
+    spent_s = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - spent_s < 0.1, "the store's thread does not spin"
 
 
 def listening_at(port: int) -> set[str]:

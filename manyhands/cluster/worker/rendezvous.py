@@ -12,12 +12,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from manyhands.cluster.launchers import addresses
 from manyhands.cluster.launchers.host_identity import host_identity
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.comm.transports import peer_user
+from manyhands.comm.transports.connections import port_of, refuse_newcomers
 from manyhands.errors import PeerLost, UsageError
 
 MEETING_TIMEOUT_S = 300.0
@@ -54,6 +56,10 @@ def find_neighbours(rank_info: RankInfo, store: Any = None) -> Neighbourhood:
             tuple(r for r, host in enumerate(rank_info.hosts) if host == one) for one in set(rank_info.hosts)
         ]
         place = store or _meeting_place(rank_info, REGROUPING_S)
+        place.set(f"met/{rank_info.rank}", "yes")
+        if rank_info.rank == 0:
+            place.wait([f"met/{rank}" for rank in range(rank_info.size)])
+            _close(rank_info)
         return Neighbourhood(hosts=tuple(sorted(groups)), memory_fd=os.dup(rank_info.arena_fd), store=place)
     if rank_info.store is None or rank_info.hosts:
         fd = anonymous_memory() if rank_info.arena_fd is None else os.dup(rank_info.arena_fd)
@@ -62,6 +68,8 @@ def find_neighbours(rank_info: RankInfo, store: Any = None) -> Neighbourhood:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"manyhands/{attempt}", _meeting_place(rank_info))
     hosts, fd = _find_hosts(store, rank_info)
+    if rank_info.serves:
+        _close(rank_info)
     return Neighbourhood(hosts=hosts, memory_fd=fd, store=store)
 
 
@@ -113,6 +121,12 @@ def _meeting_place(rank_info: RankInfo, timeout_s: float = MEETING_TIMEOUT_S) ->
             f"{rank_info.name} cannot reach the meeting place {rank_info.store} "
             f"({str(error).splitlines()[0]}); check that worker 0 runs and that the port is open between the hosts"
         ) from error
+
+
+def _close(rank_info: RankInfo) -> None:
+    """All processes of the world are connected to the store that this one serves, so no other needs to connect."""
+    if not torch.cuda.is_available():  # NCCL has connections of its own
+        refuse_newcomers(port_of(rank_info.store))
 
 
 def _find_hosts(store: Any, rank_info: RankInfo) -> tuple[tuple[tuple[int, ...], ...], int]:

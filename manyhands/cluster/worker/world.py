@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from manyhands.cluster.launchers import open_between_hosts
 from manyhands.cluster.launchers.addresses import address_towards
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.cluster.launchers.rank_info import RankInfo
@@ -195,4 +197,9 @@ class World:
 def join() -> World | ServerContext:
     """The place in the run that the launcher gave to this process."""
     rank_info = own_rank_info()
-    return World(rank_info) if rank_info.server is None else ServerContext(rank_info)
+    if rank_info.server is not None:
+        return ServerContext(rank_info)
+    world = World(rank_info)
+    if len(world.neighbours.hosts) > 1 and rank_info.rank == 0 and rank_info.store:
+        print(open_between_hosts.sentence(rank_info.store), file=sys.stderr, flush=True)
+    return world

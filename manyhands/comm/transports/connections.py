@@ -9,9 +9,10 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
+from manyhands.comm.transports import newcomers
 from manyhands.errors import PeerLost
 
 
@@ -98,13 +99,23 @@ def port_of(place: str | None) -> list[int]:
 
 def listening_ports() -> set[int]:
     """Those at which this process waits for connections."""
-    found = set()
+    return {port for port, _ in _listeners()}
+
+
+def refuse_newcomers(ports: Collection[int]) -> None:
+    """All that are to connect to these ports of this process have done so."""
+    for port, listener in _listeners():
+        if port in ports:
+            with contextlib.suppress(OSError):  # a kernel without filters leaves them open
+                newcomers.refuse(listener)
+
+
+def _listeners() -> Iterator[tuple[int, socket.socket]]:
     for fd in _sockets().values():
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
             is_network = one.family in (socket.AF_INET, socket.AF_INET6)
             if is_network and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.add(int(one.getsockname()[1]))
-    return found
+                yield int(one.getsockname()[1]), one
 
 
 def _sockets() -> dict[str, int]:

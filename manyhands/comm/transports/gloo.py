@@ -8,13 +8,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from manyhands.comm.transports.connections import Connections, listening_ports
+from manyhands.comm.transports.connections import Connections, listening_ports, refuse_newcomers
 from manyhands.errors import PeerLost
 
 MEETING_S = 300.0
 # A peer that died is noticed at once; this is for one that only stopped.
 STEP_TIMEOUT = timedelta(seconds=1800)
 _INTERFACE = "GLOO_SOCKET_IFNAME"
+_LAZY = "TORCH_GLOO_LAZY_INIT"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class Network:
             for member in ranks:
                 ports.update(map(int, place.get(f"ports/{member}").split()))
             group = kind(place, list(ranks).index(rank), len(ranks), options)
+        if _LAZY not in os.environ:  # else members may connect when they first speak
+            refuse_newcomers(own)
         group._set_default_timeout(STEP_TIMEOUT)
         kept = Group(group)
         self.connections.groups.append(kept)

@@ -6,6 +6,7 @@ and used where they arrived, without a copy of ours.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -63,6 +64,7 @@ class TcpPort:
         place = f"[{address}]" if ":" in address else address
         self._socket.bind(f"tcp://{place}:*")
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        telemetry.event("listens", pid=os.getpid(), port=int(self.endpoint.rpartition(":")[2]))
         self._identities: dict[int, bytes] = {}
 
     def allow(self, keys: Mapping[bytes, int]) -> None:
