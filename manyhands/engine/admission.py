@@ -47,6 +47,7 @@ def admit(settings: Settings, training: Training, world: World | ServerContext) 
     placed = placements.parse(settings.placement)
     mesh = placed.mesh(info.workers)
     _admit_scripted(training.model, settings, mesh)
+    _admit_parameters(training.model, settings, mesh)
     asked = _asked(mesh, info, training, len(world.hosts) if isinstance(world, World) else None)
     if settings.skip_nonfinite and (strategy.traits.servers or needs_closure(training.optimizer)):
         raise UsageError(
@@ -94,6 +95,19 @@ def _admit_scripted(model: nn.Module, settings: Settings, mesh: Mesh) -> None:
         raise UsageError(
             f"{name or 'the model'} is a module of torch.jit.{made}, {why}; give the session the module that it was "
             f"made of, and use torch.jit.{made} on that after training"
+        )
+
+
+def _admit_parameters(model: nn.Module, settings: Settings, mesh: Mesh) -> None:
+    """Refuse a model that gives others than it has, where we ask it what to divide."""
+    given, had = (
+        {id(param) for param in params} for params in (model.parameters(), nn.Module.parameters(model))
+    )
+    if mesh.members > 1 and given != had:
+        raise UsageError(
+            f"{type(model).__name__} has {len(had)} parameters, its parameters() gives {len(given)}, and "
+            f"{settings.placement} divides all of them; leave parameters() as torch.nn.Module has it, and give the "
+            "optimizer those to train"
         )
 
 

@@ -2,7 +2,7 @@
 too many."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -262,3 +262,25 @@ def test_a_mapping_from_numbers_is_a_data_set() -> None:
         return session.samples
 
     assert in_threads(2, work) == [8, 8]
+
+
+class Head(nn.Sequential):
+    """Gives only the parameters that train."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self[1].parameters(recurse)
+
+
+@pytest.mark.parametrize("placement", ["single", "sharded", "pipeline:stages=2", "tensor:ways=2"])
+def test_a_model_that_gives_other_parameters_trains_where_it_is_whole(placement: str) -> None:
+    def work(world: World) -> None:
+        model = Head(make_linear(), nn.Linear(2, 2))
+        session = session_of(model, sgd(*model.parameters()), square, world=world, placement=placement)
+        session.step(torch.ones(2, 4))
+        session.close()
+
+    if placement == "single":
+        in_threads(2, work)
+        return
+    with pytest.raises(UsageError, match=re.escape("Head has 4 parameters, its parameters() gives 2, and")):
+        in_threads(2, work)
