@@ -19,18 +19,18 @@ class SpentGradients:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._is_over = False
-        self._watched: _AfterStep | None = None
+        self.watched: _AfterStep | None = None
 
     def begin(self, generation: Generation) -> None:
         """A step is made. A compiler that a script uses wants parameters of the classes that it has seen."""
         if not self._is_over and generation.is_whole and not _is_compiling():
-            self._watched = _AfterStep(generation.replica.parameters, self._tell)
+            self.watched = _AfterStep(generation.replica.parameters, self._tell)
 
     def end(self) -> None:
         """The session's next call begins."""
-        if self._watched is not None:
-            self._watched.hide()
-            self._watched = None
+        if self.watched is not None:
+            self.watched.hide()
+            self.watched = None
 
     def _tell(self) -> None:
         self._is_over = True

@@ -61,8 +61,10 @@ def step(engine: Engine, batches: Sequence[Any], answer: Answer) -> Any:
             "session.step alone"
         )
     if is_due(engine):
+        is_early = engine.progress.is_early
         make(engine, take(engine, batches), answer)
-        engine.spent.begin(engine.generation)
+        if is_early:
+            engine.spent.begin(engine.generation)
     return last_result(engine)
 
 
@@ -150,7 +152,8 @@ def together(engine: Engine, attempt: Callable[[], T], *, trains: bool = False) 
     if engine.is_closed:
         raise UsageError("the session is closed; make a new one to go on training")
     children.refuse()
-    engine.spent.end()
+    if engine.spent.watched is not None:
+        engine.spent.end()
     if engine.failure:
         raise UsageError(
             f"an earlier step failed ({engine.failure}); the other workers could not wait, start again"

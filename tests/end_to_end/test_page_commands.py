@@ -34,6 +34,7 @@ NOT_HERE = {
     "make numbers": ("writes into the checkout", "unit/test_numbers.py"),
     "make help": ("only prints", "unit/test_readme.py"),
     "make chaos": ("takes an hour", "faults/test_chaos.py"),
+    "make soak": ("takes half an hour", "end_to_end/test_benchmarks.py"),
     "make test": ("is what runs this", "end_to_end/test_page_commands.py"),
     "make test-fast": ("is a part of `make test`", "end_to_end/test_page_commands.py"),
     "make lint": ("is for the checkout, not for a behaviour", None),

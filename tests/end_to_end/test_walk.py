@@ -12,10 +12,10 @@ from tests.end_to_end.commands import manyhands
 @pytest.mark.parametrize(
     ("flags", "files", "returns"),
     [
-        (["--workers", "2", "--strategy", "all-reduce"], 26, 85),
-        (["--workers", "2", "--servers", "1", "--strategy", "parameter-server:async"], 27, 85),
-        (["--workers", "2", "--strategy", "local-sgd"], 24, 60),
-        (["--workers", "1"], 20, 55),
+        (["--workers", "2", "--strategy", "all-reduce"], 30, 85),
+        (["--workers", "2", "--servers", "1", "--strategy", "parameter-server:async"], 32, 95),
+        (["--workers", "2", "--strategy", "local-sgd"], 28, 60),
+        (["--workers", "1"], 24, 55),
     ],
     ids=["all-reduce", "async-servers", "local-sgd", "alone"],
 )
