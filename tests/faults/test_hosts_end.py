@@ -184,6 +184,7 @@ def test_hosts_whose_first_host_is_gone_obey_a_signal_or_give_up(cluster: Callab
         )
 
 
+@pytest.mark.chaos
 def test_when_a_run_has_ended_well_every_host_ends(cluster: Callable[..., Cluster]) -> None:
     """Also one whose worker has left, and that has nothing but its server in the run; one that is cut off obeys."""
     run = cluster(3)
