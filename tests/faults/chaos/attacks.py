@@ -4,6 +4,7 @@ Faults are drawn from a seed, so a failure can be tried again with that seed; wh
 machine's affair.
 """
 
+import os
 import random
 import subprocess
 from collections.abc import Iterator
@@ -95,7 +96,8 @@ def _victims(setup: SetUp, draw: random.Random) -> list[harness.Fault]:
 
 def _besides(setup: SetUp, draw: random.Random) -> list[harness.Fault]:
     """What else may go wrong on one host."""
-    kind = draw.choice(["nothing", *OTHERS, *(["server"] * 3 if setup.servers else [])])
+    others = [kind for kind in OTHERS if kind != "disk" or os.geteuid() == 0]  # who may mount one
+    kind = draw.choice(["nothing", *others, *(["server"] * 3 if setup.servers else [])])
     at_s = draw.uniform(0.0, LATEST_S)
     if kind == "disk":
         return [harness.Fault(-1, at_s, "disk"), harness.Fault(-1, at_s + FULL_S, "room")]
