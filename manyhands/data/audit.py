@@ -62,6 +62,11 @@ class Audit:
         ones = {self._handed.get(one) if isinstance(one, Tensor) else None for one in batches}
         return len(batches) > 1 and len(ones) == 1 and None not in ones
 
+    def samples_of(self, batch: Any) -> int | None:
+        """How many samples a batch was made of, if the script has got it here."""
+        one = next(self._recognised(batch), None)
+        return None if one is None else one.samples
+
     def turn(self) -> tuple[Ranges, int] | None:
         """The places of the batch whose turn it is, and their number: a step is about to use something made of it."""
         if not self._unused:

@@ -32,8 +32,24 @@ def samples_in(batch: Any) -> int:
     return count
 
 
+def samples_of(batch: Any, made_of: int) -> int:
+    """As above, of a batch that was made of so many samples: where time is the first dimension, they are the second."""
+    count = samples_in(batch)
+    is_second = count not in (0, made_of) and made_of > 1 and are_second(batch, made_of)
+    return made_of if is_second else count
+
+
+def are_second(batch: Any, samples: int) -> bool:
+    """Whether a batch may have so many samples in the second dimension of its sequences: then every other tensor has
+    them as well, or a number of elements for each."""
+    found = [tensor for tensor in tensors_in(batch) if tensor.dim()]
+    return any(tensor.dim() > 1 and tensor.shape[1] == samples for tensor in found) and all(
+        samples in tensor.shape[:2] or (tensor.dim() == 1 and len(tensor) % samples == 0) for tensor in found
+    )
+
+
 def _count(batch: Any) -> int | None:
-    """As above, of what does not have it in its first layer; None where it cannot be told."""
+    """As `samples_in`, of what does not have it in its first layer; None where it cannot be told."""
     if isinstance(batch, _ONE):
         return 1
     if isinstance(batch, Tensor):
@@ -145,9 +161,9 @@ def moved(batch: Any, device: torch.device) -> Any:
     return _rebuilt(batch, lambda field: moved(field, device))
 
 
-def split(batch: Any, limit: int) -> list[Any]:
+def split(batch: Any, limit: int, count: int | None = None) -> list[Any]:
     """The batch in pieces of at most so many samples, as equal as can be; whole if it is of an unknown structure."""
-    count = samples_in(batch)
+    count = samples_in(batch) if count is None else count
     if count <= limit or not _can_split(batch, count):
         return [batch]
     pieces = -(-count // limit)
@@ -173,12 +189,19 @@ def _part(batch: Any, where: slice) -> Any:
 
 
 def parts_of(
-    batches: Sequence[Any], limit: int | None, device: torch.device | None
+    batches: Sequence[Any],
+    limit: int | None,
+    device: torch.device | None,
+    count: Callable[[Any], int] = samples_in,
 ) -> tuple[list[tuple[Any, int]], int]:
     """What a step computes one after the other, and the samples in all: batches with their numbers of samples, those
     without any left out; cut into pieces of at most `limit` samples, and moved to the device, where these are given."""
-    pieces = [piece for batch in batches for piece in split(batch, limit)] if limit else batches
-    if device is not None:
-        pieces = [moved(piece, device) for piece in pieces]
-    parts = [(piece, samples) for piece in pieces if (samples := samples_in(piece))]
+    parts = []
+    for batch in batches:
+        samples = count(batch)
+        pieces = split(batch, limit, samples) if limit else [batch]
+        for piece in pieces:
+            own = samples if piece is batch else samples_in(piece)
+            if own:
+                parts.append((piece if device is None else moved(piece, device), own))
     return parts, sum([samples for _, samples in parts])

@@ -17,6 +17,7 @@ from manyhands.comm.comm import Comm
 from manyhands.engine import intervals
 from manyhands.engine.feed import Feed
 from manyhands.engine.feeds import MOST, Feeds
+from manyhands.engine.first_steps import FirstSteps
 from manyhands.engine.forward_writes import ForwardWrites
 from manyhands.engine.frozen import Frozen
 from manyhands.engine.generation import Generation
@@ -111,7 +112,7 @@ class Engine:
         self.trained = groups_of(training.optimizer)
         self.had_momentum = has_momentum(training.optimizer)
         self.script = ScriptState(training, is_synchronous=self.traits.synchronous)
-        self.looks_at_loss: Callable[[Any, float], None] | None = None  # at those of the first steps
+        self.first_steps = FirstSteps()
         self.writes, self.frozen = ForwardWrites(self.traits, self.say_once), Frozen()
         self.spent = SpentGradients(self.say_once)
         # How all workers take over what their scripts have put into model or optimizer; set by the session.

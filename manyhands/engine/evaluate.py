@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from manyhands.cluster.worker.world import World
 from manyhands.data.loading import gather
-from manyhands.data.structure import moved, samples_in
+from manyhands.data.structure import moved
+from manyhands.engine import sample_count
 from manyhands.engine.engine import Engine
 from manyhands.engine.plain_values import decode, encode
 from manyhands.errors import UsageError
@@ -105,7 +106,7 @@ def measure(
     for number in range(rounds):
         is_own = number < len(parts)
         batch = gather(data, parts[number] if is_own else torch.tensor([0]), epoch)
-        samples = samples_in(batch)
+        samples = sample_count.count(engine, batch, len(parts[number]) if is_own else 1)
         if device.type != "cpu":
             batch = moved(batch, device)
         weight = samples if is_own and placed.counts else 0

@@ -15,7 +15,7 @@ from manyhands.data.audit import Audit
 from manyhands.data.effect import Effects, Learners
 from manyhands.data.ledger import Assignment, DrawnOrder, Ledger, Ranges, flags, ranges_of
 from manyhands.data.streams import Stream
-from manyhands.data.structure import emptied, samples_in
+from manyhands.data.structure import emptied, samples_of
 from manyhands.engine.feed_pace import FeedPace
 from manyhands.engine.feed_record import UNKNOWN, FeedRecord, Outstanding, ledger_of
 
@@ -235,7 +235,10 @@ class Feed:
         ):  # the loader's collate function has left all of its samples out: no step will use it
             return
         self.waiting += 1
-        self.audit.hand(batch, places, samples_in(batch) if self._is_dealt else len(places))
+        samples = len(places)
+        if self._is_dealt and samples and self._ledger is not None:
+            samples = samples_of(batch, len(self._ledger.samples(places)))
+        self.audit.hand(batch, places, samples)
 
     def stop(self) -> None:
         """The script leaves the loop."""

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from manyhands.engine import outside_parameters
 from manyhands.engine.engine import Engine
+from manyhands.engine.first_steps import CountingBuffers
 from manyhands.errors import UsageError
 from manyhands.replica.optimizer.whole_path import stepping
 from manyhands.replica.returned import loss_of
@@ -41,8 +42,10 @@ def look(engine: Engine) -> None:
     """The model is where it trains."""
     engine.replica.part.first_loss = functools.partial(_look_at_first, engine)
     _look_for_hooks(engine)
+    if engine.placed.mesh.feeds > 1:
+        engine.first_steps.counting = CountingBuffers(engine.training.model, engine.placed.mesh.feeds)
     if _sums_over_workers(engine):
-        engine.looks_at_loss = functools.partial(_look_again, engine)
+        engine.first_steps.loss = functools.partial(_look_again, engine)
 
 
 def leave(engine: Engine) -> None:
@@ -132,8 +135,8 @@ def _look_at_first(engine: Engine, returned: Any, samples: float) -> None:
 
 def _look_again(engine: Engine, returned: Any, samples: float) -> None:
     """At a loss of one of the next steps: what comes from the data may not show at once."""
-    if engine.looks_at_loss and _warn_of_other_counts(engine, loss_of(returned), samples):
-        engine.looks_at_loss = None
+    if engine.first_steps.loss and _warn_of_other_counts(engine, loss_of(returned), samples):
+        engine.first_steps.loss = None
 
 
 def _sums_over_workers(engine: Engine) -> bool:
@@ -182,7 +185,7 @@ def _look_at_loss(engine: Engine, returned: Any, samples: float) -> None:
     """Gradients are weighted by samples, as those of means over samples."""
     workers, loss = engine.placed.mesh.feeds, loss_of(returned)
     if _warn_of_other_counts(engine, loss, samples):
-        engine.looks_at_loss = None
+        engine.first_steps.loss = None
     elif isinstance(loss, Tensor) and is_sum(loss, samples):
         engine.warn(
             f"the loss is a sum over the {samples:g} samples of a batch, so with {workers} workers a step is "

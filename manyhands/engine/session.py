@@ -68,6 +68,7 @@ def session(
     strategy: str | None = None,
     placement: str | None = None,
     example: Any = None,
+    samples: Callable[[Any], int] | None = None,
 ) -> "Session":
     """Make this process a worker of the run that it was started in; alone, it is a run of one.
 
@@ -92,6 +93,7 @@ def session(
         placement: The same for a placement.
         example: A batch by which a placement divides the model at once. Without it the model stays undivided until the
             first step or evaluation, and the session cannot save before.
+        samples: `samples(batch)` is the number of samples of a batch, where that is not its first dimension.
     """
     alone = not same_random and not worker_process.open_sessions()
     settings = Settings(
@@ -99,6 +101,7 @@ def session(
         strategy=strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT,
         placement=placement or os.environ.get(local.PLACEMENT) or placements.DEFAULT,
         example=example,
+        samples=samples,
         clip_norm=clip_norm,
         skip_nonfinite=skip_nonfinite,
         seed=seed,

@@ -1,5 +1,6 @@
 """What a session is asked to be, and what it trains."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class Settings:
     placement: str = placement.DEFAULT
     example: Any = None
     """A batch on which a placement may measure the model."""
+    samples: Callable[[Any], int] | None = None
+    """How many samples a batch has, where its first dimension does not say it."""
     clip_norm: float | None = None
     skip_nonfinite: int = 0
     """Steps that may be left out because their gradient is not finite, before one ends the run."""

@@ -22,9 +22,8 @@ from manyhands import telemetry
 from manyhands.cluster.worker import children
 from manyhands.cluster.worker.member import Regroup
 from manyhands.data.effect import Learners
-from manyhands.data.structure import parts_of
 from manyhands.engine import handshake as handshakes
-from manyhands.engine import pace
+from manyhands.engine import pace, sample_count
 from manyhands.engine.alike import check_alike
 from manyhands.engine.elastic import can_go_on, recover
 from manyhands.engine.engine import Engine, Transaction
@@ -122,7 +121,7 @@ def take(engine: Engine, batches: Sequence[Any]) -> StepInput:
     # Layers that normalise over the samples of a step want all of them in one pass.
     is_cut = generation.feeds < engine.progress.full and not engine.siblings.joint.has_layers
     limit = engine.siblings.limit if is_cut else None
-    parts, total = parts_of(batches, limit, generation.device)
+    parts, total = sample_count.parts(engine, batches, limit)
     places = feeds.take(batches, total) if feeds.open else []
     if engine.twins is not None and total:
         engine.note_batches(batches)
@@ -218,7 +217,7 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> None:
         )
     if early:
         replica.part.watch = engine.writes if engine.writes.is_on else None
-        replica.part.first_loss = replica.part.first_loss or engine.looks_at_loss
+        replica.part.first_loss = replica.part.first_loss or engine.first_steps.loss
 
     def finish(loss: float) -> None:
         for feed, places in work.places:
@@ -345,6 +344,7 @@ def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: f
     pace.after_step(engine, answers)
     if engine.twins is not None and work.parts:
         engine.look_for_twins(answers.signs if answers else None)
+    engine.say_once(engine.first_steps.look(work.samples))
     if member:
         member.steps = progress.steps
         if progress.steps_here == 1:

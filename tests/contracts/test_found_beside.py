@@ -245,3 +245,59 @@ def test_buffers_that_go_by_each_workers_samples_are_spoken_of(
     assert said.count("the buffer 'largest' went by the samples of each worker alone") == sees
     assert "norm" not in said
     assert "calls" not in said
+
+
+class Counting(nn.Module):
+    """Counts what it has seen in training, in buffers of several kinds."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.net, self.norm, self.kind = make_net(), nn.BatchNorm1d(1), kind
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float32 if kind == "float" else torch.int64))
+        self.register_buffer("of_class", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            if self.kind in ("whole", "float"):
+                self.seen += len(inputs)
+            elif self.kind == "by class":
+                self.of_class += torch.bincount((inputs[:, 0] > 0).long(), minlength=2)
+        return self.norm(self.net(inputs))
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategy": "local-sgd"}, {"placement": "sharded"}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("whole", "seen"), ("float", "seen"), ("by class", "of_class"), ("passes", "")]
+)
+def test_a_buffer_that_counts_samples_is_spoken_of(
+    kind: str, name: str, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each worker counts its own, and no pause shows it: they are equal. Passes are counted as in one process."""
+
+    def work(world: World) -> None:
+        model = Counting(kind)
+        session = session_of(model, sgd(model), square, world=world, **settings)
+        for _ in range(3):
+            session.step((INPUTS[world.rank :: 2], TARGETS[world.rank :: 2]))
+        session.close()
+
+    in_threads(2, work)
+    said = capsys.readouterr().err
+    assert said.count("grew with the 8 samples of one worker") == bool(name)
+    assert f"the buffer {name!r} grew" in said or not name
+
+
+def test_a_count_is_seen_where_the_script_computes_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(world: World) -> None:
+        model = Counting("whole")
+        session = session_of(model, sgd(model), square, world=world)
+        for _ in range(2):
+            batch = (INPUTS[world.rank :: 2], TARGETS[world.rank :: 2])
+            session.backward(square(model, batch), samples=8)
+            session.update()
+        session.close()
+
+    in_threads(2, work)
+    assert "the buffer 'seen' grew" in capsys.readouterr().err

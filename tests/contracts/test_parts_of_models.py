@@ -152,3 +152,64 @@ def test_a_compiled_model_runs_as_it_was_before_it_was_compiled(text: str, where
         close_to(net, plain)
 
     in_threads(2, work)
+
+
+class OfOne(InTwo):
+    """Takes a single sample as well."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.parts[1](self.parts[0](inputs.reshape(*inputs.shape[: inputs.dim() - 3], -1)))
+
+
+def by_sample(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return loss(lambda inputs: torch.func.vmap(model)(inputs), batch)
+
+
+def by_direction(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    ones = torch.ones_like(batch[0])
+    return loss(model, batch) + torch.func.jvp(model, (batch[0],), (ones,))[1].square().mean()
+
+
+class InFunc(InTwo):
+    """Uses a transform inside, of a function without parameters."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.parts[1](torch.func.vmap(torch.sin)(self.parts[0](inputs.flatten(1))))
+
+
+@pytest.mark.parametrize("with_loss", [by_sample, by_direction])
+@pytest.mark.parametrize("text", ["tensor", "sharded", "pipeline:microbatches=5"])
+def test_transforms_of_functions_around_a_model_in_parts_are_refused(
+    text: str, with_loss: Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
+) -> None:
+    """Before the first step."""
+
+    def work(world: World) -> None:
+        net = filled(OfOne().double(), 5, 0.3)
+        session = session_of(net, momentum(net), with_loss, world=world, placement=text)
+        try:
+            train(session, batches()[:1])
+        finally:
+            assert session.steps == 0
+
+    with pytest.raises(UsageError, match=r"inside of torch.func .* has divided it"):
+        in_threads(2, work)
+
+
+@pytest.mark.parametrize("text", ["tensor", "sharded"])
+def test_transforms_inside_of_the_model_are_right(text: str) -> None:
+    def work(world: World) -> dict[str, Tensor]:
+        net = filled(InFunc().double(), 5, 0.3)
+        session = session_of(net, momentum(net), loss, world=world, placement=text)
+        train(session, batches()[:2])
+        return session.model_state()
+
+    plain = filled(InFunc().double(), 5, 0.3)
+    optimizer = momentum(plain)
+    for batch in batches()[:2]:
+        optimizer.zero_grad()
+        loss(plain, batch).backward()
+        optimizer.step()
+    for state in in_threads(2, work):
+        for name, value in plain.state_dict().items():
+            torch.testing.assert_close(state[name], value)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from manyhands.errors import UsageError
+from manyhands.placement.function_transforms import refuse_transforms
 from manyhands.placement.pipeline.distant import (
     Look,
     draws,
@@ -156,6 +157,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._is_off or is_question(func):
             return func(*args, **kwargs)
+        refuse_transforms("pipeline")
         tensors = tensors_in(args, kwargs)
         params = [tensor for tensor in tensors if id(tensor) in self._params]
         depends = any(id(tensor) in self._numbers for tensor in tensors)

@@ -21,6 +21,7 @@ from manyhands.cluster.worker.heap import give_freed_memory_back
 from manyhands.comm.comm import Comm
 from manyhands.errors import UsageError
 from manyhands.placement.absent import Lack
+from manyhands.placement.function_transforms import refuse_transforms
 from manyhands.placement.model_parallel import ModelParallelPart
 from manyhands.placement.process_groups import ProcessGroups
 from manyhands.placement.sharded.gathering import Gathered
@@ -190,6 +191,7 @@ class Shards(ModelParallelPart):
                 return
 
     def _fetch(self, number: int) -> None:
+        refuse_transforms("sharded")
         if not all(gathered.is_whole for gathered in self._layers[number]):
             self._take_part(FETCH, number)
 

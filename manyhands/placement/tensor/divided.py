@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from manyhands.placement.absent import Lack
+from manyhands.placement.function_transforms import refuse_transforms
 from manyhands.placement.presence import Presence
 
 
@@ -64,6 +65,7 @@ class DividedPass:
         # A pass that a script has put around this one calls it; or every worker computes the whole layer.
         if not self._is_on or self.is_lent:
             return type(self.module).forward(self.module, *args, **kwargs)
+        refuse_transforms("tensor")
         self._presence.enter(self._own, self, (args, kwargs))
         try:
             return self.compute(*args, **kwargs)

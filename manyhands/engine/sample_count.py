@@ -1,0 +1,99 @@
+"""How many samples a batch of the script has: by them batches are weighted, and samples are counted.
+
+That is its first dimension, unless the script's `samples=` says otherwise. Sequences may have time there, and samples
+in the second one. Where the session has made the batch, it knows of how many samples; elsewhere the first steps show
+it, and a warning says so once.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from manyhands.data.structure import are_second, parts_of, samples_in, samples_of, tensors_in
+from manyhands.engine.engine import Engine
+from manyhands.errors import UsageError
+
+_LENGTHS = 3  # different ones, before the first dimension of all tensors is taken for time
+
+
+def count(engine: Engine, batch: Any, made_of: int | None = None) -> int:
+    """The samples of a batch, which was perhaps made of so many."""
+    found = samples_in(batch)
+    own = engine.settings.samples
+    if own is not None:
+        return _told(own(batch), batch) if found else 0
+    if made_of is not None:
+        return samples_of(batch, made_of)
+    for feed in engine.feeds.open:
+        if found == feed.audit.given:
+            return found
+    if not engine.feeds.open or not found:
+        return found
+    known = [made for feed in engine.feeds.open if (made := feed.audit.samples_of(batch)) is not None]
+    made_of = samples_of(batch, known[0]) if known else found
+    if made_of != found and engine.placed.mesh.stages > 1:
+        raise UsageError(
+            f"a pipeline cuts batches along their first dimension, and this one has {found} there and its {made_of} "
+            "samples in the second; give batches with the samples first, or use another placement"
+        )
+    return made_of
+
+
+def parts(engine: Engine, batches: Sequence[Any], limit: int | None) -> tuple[list[tuple[Any, int]], int]:
+    """What a step computes one after the other, each with its samples, and the samples in all."""
+    if engine.progress.is_early:
+        for batch in batches:
+            _look(engine, batch)
+    return parts_of(batches, limit, engine.generation.device, partial(count, engine))
+
+
+def _look(engine: Engine, batch: Any) -> None:
+    """One of the first steps begins with this batch: speak of time in its first dimension."""
+    lengths = engine.first_steps.lengths
+    if engine.settings.samples is not None or engine.placed.mesh.feeds == 1 or lengths is None:
+        return
+    first = next((tensor for tensor in tensors_in(batch) if tensor.dim()), None)
+    if first is None or first.dim() < 2 or first.shape[1] < 2:
+        return
+    length, samples = first.shape[:2]
+    given = [feed.audit.given for feed in engine.feeds.open]
+    if given:
+        is_time = (
+            given == [samples] != [length] and count(engine, batch) == length and are_second(batch, samples)
+        )
+    else:
+        is_time = are_second(batch, samples) and _varies(lengths, batch, length, samples)
+    if is_time:
+        engine.first_steps.lengths = None
+        engine.warn(_sentence(first))
+
+
+def _varies(seen: set[tuple[int, int]], batch: Any, length: int, samples: int) -> bool:
+    """Whether the first dimension has had several lengths, and the second one. Batches of samples may differ in number
+    as well, but then a tensor of targets does so with that of inputs."""
+    seen.add((length, samples))
+    lengths, others = (len({pair[which] for pair in seen}) for which in range(2))
+    agree = all(tensor.shape[0] == length for tensor in tensors_in(batch) if tensor.dim())
+    return others == 1 and lengths >= (_LENGTHS if agree else 2)
+
+
+def _sentence(tensor: Tensor) -> str:
+    length, samples = tensor.shape[:2]
+    return (
+        f"a batch of the shape {tuple(tensor.shape)} counts as {length} samples, by its first dimension; if that is "
+        f"time, batches are weighted by their length, and not by their {samples} samples: say "
+        "mh.session(…, samples=lambda batch: …), which gives the number of samples of a batch"
+    )
+
+
+def _told(found: Any, batch: Any) -> int:
+    if isinstance(found, Tensor) and found.numel() == 1:
+        found = found.item()
+    if isinstance(found, bool) or not isinstance(found, int | float) or found != int(found) or found < 0:
+        raise UsageError(
+            f"samples= gave {found!r} for a batch of type {type(batch).__name__}; let it give the number of samples, a "
+            "whole number"
+        )
+    return int(found)
