@@ -297,7 +297,8 @@ SCRIPTS = (
         ),
         whole=True,
         is_for_ddp=True,
-        note="for DDP as it is published, with 23 lines for it; its batches are drawn at random",
+        note="for DDP as it is published, with 23 lines for it, and here by another import; its batches are drawn at "
+        "random",
     ),
 )
 # What a quick run ports: a script of ours, whose source is here.

@@ -127,8 +127,8 @@ def keep_state(folder: Path) -> None:
 
     Session.step, Session.update = then_keep(Session.step), then_keep(Session.update)  # type: ignore[method-assign]
     mh.session = session
-    # `mh.prepare` is a function; its module has the name too.
-    importlib.import_module("manyhands.adapters.prepare").session = session  # type: ignore[attr-defined]
+    for adapter in ("prepare", "ddp"):  # `mh.prepare` is a function; its module has the name too
+        importlib.import_module(f"manyhands.adapters.{adapter}").session = session  # type: ignore[attr-defined]
 
 
 def keep_plain_state(folder: Path) -> None:

@@ -26,6 +26,9 @@ from manyhands.replica.optimizer.whole_path import stepping
 from manyhands.replica.returned import loss_of
 
 _engines: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()  # by the optimizer's id
+_updates: dict[
+    int, Callable[[bool], bool]
+] = {}  # of scripts whose own call of `step` makes the update; by its id
 MEAN = 1  # as PyTorch keeps `reduction`
 _MOST_NODES = 64  # of a loss's graph that are looked at
 
@@ -36,6 +39,12 @@ def watch(engine: Engine) -> None:
     _engines[id(engine.training.optimizer)] = engine
     if engine.has_entered:
         look(engine)
+
+
+def update_at_step(engine: Engine, update: Callable[[bool], bool]) -> None:
+    """From here on the script's own `optimizer.step()` calls this first, with whether it was given a closure; it
+    returns whether it has made the update. No gradient is left then, so that the rest of `step` changes nothing."""
+    _updates[id(engine.training.optimizer)] = update
 
 
 def look(engine: Engine) -> None:
@@ -51,6 +60,7 @@ def look(engine: Engine) -> None:
 def leave(engine: Engine) -> None:
     """A session ends: gradients that no step has used say that the script trains beside it."""
     _engines.pop(id(engine.training.optimizer), None)
+    _updates.pop(id(engine.training.optimizer), None)
     if not _engines:
         outside_parameters.forget()
     if engine.has_entered and not engine.progress.steps and _has_gradients(engine.training.optimizer):
@@ -77,7 +87,10 @@ def _before_step(optimizer: Optimizer, arguments: Any, settings: Any) -> None:
     engine = _engines.get(id(optimizer))
     if engine is None:
         outside_parameters.refuse(optimizer, _params_of(optimizer))
-    if engine is None or engine.is_closed or id(optimizer) in stepping or not _has_gradients(optimizer):
+    if engine is None or engine.is_closed or id(optimizer) in stepping:
+        return
+    update = _updates.get(id(optimizer))
+    if (update is not None and update(bool(arguments[1:] or settings))) or not _has_gradients(optimizer):
         return
     if engine.pending is not None:
         raise UsageError("optimizer.step() came after session.backward; call session.update() in its place")

@@ -63,6 +63,34 @@ def prepared(model: Net) -> None:
     optimizer.session.close()
 
 
+def wrapped(model: Net) -> None:
+    """As a script that is written for DDP has it, but for its import."""
+    import os
+
+    from manyhands.adapters.ddp import (
+        DistributedDataParallel,
+        DistributedSampler,
+        barrier,
+        destroy_process_group,
+        init_process_group,
+    )
+
+    init_process_group("gloo")
+    rank = int(os.environ["RANK"])
+    net = DistributedDataParallel(model, device_ids=[rank])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, eps=1e-3)
+    sampler = DistributedSampler(Pairs(), shuffle=False)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for batch in DataLoader(Pairs(), batch_size=BATCH, sampler=sampler):
+            optimizer.zero_grad()
+            net(**batch)["loss"].backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), LIMIT)
+            optimizer.step()
+        barrier()
+    destroy_process_group()
+
+
 def accumulated(model: Net) -> None:
     """Two backward passes in a step."""
     model, optimizer, loader = mh.prepare(
@@ -132,6 +160,7 @@ net = Net()
 {
     "native": native,
     "prepared": prepared,
+    "wrapped": wrapped,
     "accumulated": accumulated,
     "lightning": lightning,
     "trainer": trainer,

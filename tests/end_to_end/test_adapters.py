@@ -64,9 +64,10 @@ def test_the_loops_of_others(name: str, tmp_path: Path) -> None:
     assert accuracy(FOREIGN, name, tmp_path, workers=2) > 0.85
 
 
-def test_a_prepared_loop_computes_what_the_session_does(tmp_path: Path) -> None:
+def test_loops_of_ones_own_compute_what_the_session_does(tmp_path: Path) -> None:
     native = trained(sys.executable, "native", tmp_path / "native", workers=1)
-    assert_close(trained(sys.executable, "prepared", tmp_path / "prepared", workers=2), native)
+    for how in ("prepared", "wrapped"):
+        assert_close(trained(sys.executable, how, tmp_path / how, workers=2), native)
 
 
 def test_a_prepared_loop_may_accumulate(tmp_path: Path) -> None:
