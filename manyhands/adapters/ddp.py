@@ -110,7 +110,7 @@ class DistributedDataParallel(nn.Module):
         if not made.engine.placed.is_whole:
             raise UsageError(
                 "DistributedDataParallel needs the whole model on every worker, and --placement "
-                f"{made.engine.settings.placement} divides it; leave --placement out, or let the session have the step"
+                f"{made.engine.settings.placement} divides it; use no placement, or let the session have the step"
             )
         if made.engine.has_entered and made.engine.replica.runs_whole:
             raise UsageError(
