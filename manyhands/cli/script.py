@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +22,30 @@ class ScriptCommand:
 def command_of(options: argparse.Namespace) -> ScriptCommand:
     """What to run, by the command line."""
     if options.module is not None:
-        if not options.module or not all(part.isidentifier() for part in options.module[0].split(".")):
+        if not options.module:
             raise UsageError("name the module to run, as in manyhands launch -m package.module")
+        _refuse_file(options.module[0])
         return ScriptCommand(words=["-m", *options.module], name=options.module[0].rpartition(".")[2])
     if options.script is None:
         raise UsageError("name the script to run, as in manyhands launch script.py")
     script = Path(options.script)
     _refuse(script)
     return ScriptCommand(words=[str(script), *options.arguments], name=script.stem)
+
+
+def _refuse_file(module: str) -> None:
+    """Whatever is no name of a module, most of all the path of a file."""
+    path = (
+        Path(module) if os.sep in module else Path(*module.removesuffix(".py").split(".")).with_suffix(".py")
+    )
+    is_file = module.endswith(".py") or os.sep in module
+    if not is_file and all(part.isidentifier() for part in module.split(".")):
+        return
+    meant = ""
+    if is_file:
+        name = ".".join(path.with_suffix("").parts)
+        meant = f"; did you mean -m {name}, or {path} without -m?" if path.is_file() else ""
+    raise UsageError(f"'{module}' is no name of a module, as in manyhands launch -m package.module{meant}")
 
 
 def _refuse(script: Path) -> None:
