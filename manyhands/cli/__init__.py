@@ -40,8 +40,13 @@ def build() -> "_Parser":
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; every user error is one sentence and a non-zero exit code."""
     # `--model mymodule:build` means a module beside the user, as it would for `python script.py`.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        say("error: the directory in which this command was given is no longer there; give it in another one")
+        return 2
+    if here not in sys.path:
+        sys.path.insert(0, here)
     parser = build()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     if wrong := _script_without_launch(words):

@@ -53,6 +53,11 @@ def _refuse(script: Path) -> None:
     if script.is_dir():
         way = f"-m {script.name}" if (script / "__main__.py").exists() else "a Python file in it"
         raise UsageError(f"'{script}' is a directory; give {way}")
+    if script.parts[:2] in (("/", "dev"), ("/", "proc")):
+        raise UsageError(
+            f"'{script}' is an input of this command alone, and every worker reads the script by itself; write it to "
+            "a file, and give that"
+        )
     if not script.is_file():
         raise UsageError(
             f"there is no script '{script}' here; give the path of a Python file{_meant(script)}"

@@ -191,6 +191,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("launch -m train.py", "did you mean -m train, or train.py without -m?"),
         ("launch -m program/__main__.py", "did you mean -m program.__main__, or program/__main__.py without"),
         ("launch -m a-b", "'a-b' is no name of a module"),
+        ("launch /dev/stdin", "every worker reads the script by itself"),
         ("launch --debug 2 train.py", "--debug 2: there are workers 0 to 1"),
         ("train train.py --lr 0.1", "use manyhands launch train.py --lr 0.1"),
         ("train --epochs 3 train.py", "train.py is a script; use manyhands launch"),
@@ -211,6 +212,46 @@ def test_what_a_person_may_type_gets_one_sentence(
     done = call(capsys, *words.split())
     assert done.code == 2
     assert said in done.refusal()
+
+
+def test_a_directory_that_is_gone_gets_one_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = here / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    done = call(capsys, "launch", str(here / "train.py"))
+    assert done.code == 2
+    assert "is no longer there; give it in another one" in done.refusal()
+
+
+ODD = """
+import sys
+import torch
+import manyhands as mh
+model = torch.nn.Linear(3, 1)
+session = mh.session(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, batch: model(batch).square().mean()
+)
+session.step(torch.ones(3, 3))
+session.close()
+print(sys.argv, sys.path[0])
+"""
+
+
+def test_paths_with_spaces_and_other_letters(tmp_path: Path) -> None:
+    """A link to a script, as Python has it, begins where the file is; the run's directory is as odd."""
+    folder = tmp_path / "größe ü"
+    folder.mkdir()
+    (folder / "my script.py").write_text(ODD)
+    link = tmp_path / "-link"
+    link.symlink_to(folder / "my script.py")
+    out = Path("runs") / "läuft hier"
+    done = manyhands(
+        *("launch", "--workers", "1", "--out", str(out), "--", str(link), "a b", "--out", "ü"), cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    assert f"{[str(link), 'a b', '--out', 'ü']} {folder}" in done.out
+    assert (tmp_path / out / "logs" / "worker-0.log").exists() or (tmp_path / out / "events").exists()
 
 
 GOES_ON = """
