@@ -33,16 +33,19 @@ def samples_in(batch: Any) -> int:
 
 
 def samples_of(batch: Any, made_of: int) -> int:
-    """As above, of a batch that was made of so many samples: where time is the first dimension, they are the second."""
+    """As above, of a batch that was made of so many samples. Its first dimension is another number where sequences have
+    time there, or lie end to end; then other tensors show it."""
     count = samples_in(batch)
-    is_second = count not in (0, made_of) and made_of > 1 and are_second(batch, made_of)
-    return made_of if is_second else count
+    is_other = count not in (0, made_of) and made_of > 1
+    return made_of if is_other and may_have(batch, made_of) else count
 
 
-def are_second(batch: Any, samples: int) -> bool:
-    """Whether a batch may have so many samples in the second dimension of its sequences: then every other tensor has
-    them as well, or a number of elements for each."""
+def may_have(batch: Any, samples: int) -> bool:
+    """Whether a batch may have so many samples although its first tensor has another number of rows: some other tensor
+    has a row for each, or all have them in the first or second dimension, or a number of elements for each."""
     found = [tensor for tensor in tensors_in(batch) if tensor.dim()]
+    if any(len(tensor) == samples for tensor in found):
+        return True
     return any(tensor.dim() > 1 and tensor.shape[1] == samples for tensor in found) and all(
         samples in tensor.shape[:2] or (tensor.dim() == 1 and len(tensor) % samples == 0) for tensor in found
     )

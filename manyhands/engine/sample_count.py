@@ -1,8 +1,8 @@
 """How many samples a batch of the script has: by them batches are weighted, and samples are counted.
 
-That is its first dimension, unless the script's `samples=` says otherwise. Sequences may have time there, and samples
-in the second one. Where the session has made the batch, it knows of how many samples; elsewhere the first steps show
-it, and a warning says so once.
+That is its first dimension, unless the script's `samples=` says otherwise. Sequences may have time there, or lie end to
+end. Where the session has made the batch, it knows of how many samples; elsewhere the first steps show it, and a
+warning says so once.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manyhands.data.structure import are_second, parts_of, samples_in, samples_of, tensors_in
+from manyhands.data.structure import may_have, parts_of, samples_in, samples_of, tensors_in
 from manyhands.engine.engine import Engine
 from manyhands.errors import UsageError
 
@@ -50,40 +50,46 @@ def parts(engine: Engine, batches: Sequence[Any], limit: int | None) -> tuple[li
 
 
 def _look(engine: Engine, batch: Any) -> None:
-    """One of the first steps begins with this batch: speak of time in its first dimension."""
+    """One of the first steps begins with this batch: speak of a first dimension that is not its samples."""
     lengths = engine.first_steps.lengths
     if engine.settings.samples is not None or engine.placed.mesh.feeds == 1 or lengths is None:
         return
-    first = next((tensor for tensor in tensors_in(batch) if tensor.dim()), None)
-    if first is None or first.dim() < 2 or first.shape[1] < 2:
+    first, *others = [tensor for tensor in tensors_in(batch) if tensor.dim()] or [None]
+    if first is None:
         return
-    length, samples = first.shape[:2]
     given = [feed.audit.given for feed in engine.feeds.open]
+    samples = given[0] if len(given) == 1 else _samples_beside(first, others)
+    if samples in (1, len(first)) or not may_have(batch, samples):
+        return
     if given:
-        is_time = (
-            given == [samples] != [length] and count(engine, batch) == length and are_second(batch, samples)
-        )
+        is_other = count(engine, batch) == len(first)
     else:
-        is_time = are_second(batch, samples) and _varies(lengths, batch, length, samples)
-    if is_time:
+        lengths.add((len(first), samples))
+        is_other = _varies(lengths, agree=all(len(other) == len(first) for other in others))
+    if is_other:
         engine.first_steps.lengths = None
-        engine.warn(_sentence(first))
+        engine.warn(_sentence(first, samples))
 
 
-def _varies(seen: set[tuple[int, int]], batch: Any, length: int, samples: int) -> bool:
-    """Whether the first dimension has had several lengths, and the second one. Batches of samples may differ in number
-    as well, but then a tensor of targets does so with that of inputs."""
-    seen.add((length, samples))
+def _samples_beside(first: Tensor, others: Sequence[Tensor]) -> int:
+    """How many samples a batch of the script's own may have, if its first tensor has something else for rows."""
+    rows = {len(other) for other in others}
+    if len(rows) == 1 and len(first) not in rows:
+        return rows.pop()
+    return int(first.shape[1]) if first.dim() > 1 else 1
+
+
+def _varies(seen: set[tuple[int, int]], *, agree: bool) -> bool:
+    """Whether the first dimension has had several lengths, and the samples one number. Batches of samples may differ in
+    number as well, but then a tensor of targets does so with that of inputs: they `agree`."""
     lengths, others = (len({pair[which] for pair in seen}) for which in range(2))
-    agree = all(tensor.shape[0] == length for tensor in tensors_in(batch) if tensor.dim())
     return others == 1 and lengths >= (_LENGTHS if agree else 2)
 
 
-def _sentence(tensor: Tensor) -> str:
-    length, samples = tensor.shape[:2]
+def _sentence(tensor: Tensor, samples: int) -> str:
     return (
-        f"a batch of the shape {tuple(tensor.shape)} counts as {length} samples, by its first dimension; if that is "
-        f"time, batches are weighted by their length, and not by their {samples} samples: say "
+        f"a batch whose first tensor has the shape {tuple(tensor.shape)} counts as {len(tensor)} samples; if it has "
+        f"{samples}, as where time comes first, or sequences lie end to end, batches are weighted by their length: say "
         "mh.session(…, samples=lambda batch: …), which gives the number of samples of a batch"
     )
 

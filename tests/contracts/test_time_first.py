@@ -1,4 +1,4 @@
-"""Batches of sequences with time in the first dimension, and samples in the second."""
+"""Batches whose first dimension is not their samples: sequences with time there, or that lie end to end."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,6 +56,30 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
+def end_to_end(samples: list[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+    """As `nn.EmbeddingBag` takes them."""
+    words = [values[:, 0].abs().mul(10).long() % 7 for values, _ in samples]
+    begins = torch.tensor([0, *map(len, words[:-1])]).cumsum(0)
+    return torch.cat(words), begins, torch.stack([target for _, target in samples])
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.EmbeddingBag(7, 4), nn.Linear(4, 1)
+        with torch.no_grad():
+            for param in self.parameters():
+                param.copy_(0.3 * torch.cos(torch.arange(param.numel())).view_as(param))
+
+    def forward(self, words: Tensor, begins: Tensor) -> Tensor:
+        found: Tensor = self.out(self.table(words, begins))
+        return found.squeeze(1)
+
+
+def bag_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    return F.mse_loss(model(*batch[:2]), batch[2])
+
+
 class InTurn:
     """Two samples at a time, as batches of a sampler of the script's own."""
 
@@ -106,6 +130,32 @@ def test_the_session_counts_samples_and_not_time(kind: str) -> None:
             torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_sequences_that_lie_end_to_end(own: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a loader they count by samples; of batches that a script makes itself a warning says that they do not."""
+
+    def work(world: World) -> tuple[int, dict[str, Tensor]]:
+        model = Bag()
+        session = session_of(model, sgd(model), bag_loss, world=world)
+        batches: Any = DataLoader(Sequences(), batch_size=2, collate_fn=end_to_end)
+        for batch in session.batches(list(batches)[world.rank :: 2] if own else batches):
+            session.step(batch)
+        session.close()
+        return session.samples, {name: value.clone() for name, value in model.state_dict().items()}
+
+    plain = Bag()
+    optimizer = sgd(plain)
+    for first in range(0, len(LENGTHS), 4):
+        optimizer.zero_grad()
+        bag_loss(plain, end_to_end([Sequences()[first + more] for more in range(4)])).backward()
+        optimizer.step()
+    for samples, state in in_threads(2, work):
+        assert own or samples == len(LENGTHS)
+        for name, value in plain.state_dict().items():
+            assert own or torch.allclose(state[name], value, rtol=1e-5, atol=1e-6)
+    assert ("sequences lie end to end" in capsys.readouterr().err) == own
+
+
 @pytest.mark.parametrize("kind", ["turned by the script", "made anew", "own batches", "samples first"])
 def test_time_in_the_first_dimension_is_spoken_of(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     def work(world: World) -> None:
@@ -125,7 +175,7 @@ def test_time_in_the_first_dimension_is_spoken_of(kind: str, capsys: pytest.Capt
 
     in_threads(2, work)
     said = capsys.readouterr().err
-    assert said.count("samples, by its first dimension; if that is time") == (
+    assert said.count("as where time comes first, or sequences lie end to end") == (
         kind in ("own batches", "made anew")
     )
 
