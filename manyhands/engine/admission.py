@@ -48,6 +48,8 @@ def admit(settings: Settings, training: Training, world: World | ServerContext) 
     mesh = placed.mesh(info.workers)
     _admit_scripted(training.model, settings, mesh)
     _admit_parameters(training.model, settings, mesh)
+    if mesh.stages > 1:
+        _admit_stages(training)
     asked = _asked(mesh, info, training, len(world.hosts) if isinstance(world, World) else None)
     if settings.skip_nonfinite and (strategy.traits.servers or needs_closure(training.optimizer)):
         raise UsageError(
@@ -108,6 +110,22 @@ def _admit_parameters(model: nn.Module, settings: Settings, mesh: Mesh) -> None:
             f"{type(model).__name__} has {len(had)} parameters, its parameters() gives {len(given)}, and "
             f"{settings.placement} divides all of them; leave parameters() as torch.nn.Module has it, and give the "
             "optimizer those to train"
+        )
+
+
+def _admit_stages(training: Training) -> None:
+    """Refuse parameters that get gradients and that the optimizer has not: each stage needs some that it trains."""
+    trained = {id(param) for param in trained_by(training.optimizer)}
+    left_out = [
+        name
+        for name, param in training.model.named_parameters()
+        if param.requires_grad and id(param) not in trained
+    ]
+    if left_out:
+        more = f" and {len(left_out) - 1} others" if len(left_out) > 1 else ""
+        raise UsageError(
+            f"a pipeline is cut by what the optimizer trains, and it has not {left_out[0]}{more}; give them to it, or "
+            "say requires_grad_(False) of them"
         )
 
 

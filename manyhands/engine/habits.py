@@ -87,6 +87,7 @@ def _before_step(optimizer: Optimizer, arguments: Any, settings: Any) -> None:
     engine = _engines.get(id(optimizer))
     if engine is None:
         outside_parameters.refuse(optimizer, _params_of(optimizer))
+        _refuse_beside(optimizer)
     if engine is None or engine.is_closed or id(optimizer) in stepping:
         return
     update = _updates.get(id(optimizer))
@@ -99,6 +100,22 @@ def _before_step(optimizer: Optimizer, arguments: Any, settings: Any) -> None:
         "session.step(batch) in the place of `loss.backward()` and `optimizer.step()`, or session.backward(batch) and "
         "session.update() where you need the gradients"
     )
+
+
+def _refuse_beside(optimizer: Optimizer) -> None:
+    """An optimizer that no session has steps what is in a session's model: each worker by its own samples."""
+    if stepping:  # one that a session's own consists of
+        return
+    for engine in list(_engines.values()):
+        if engine.world.size == 1 or not engine.has_entered:
+            continue
+        own = {id(param): name for name, param in engine.training.model.named_parameters()}
+        for param in _params_of(optimizer):
+            if id(param) in own and param.grad is not None:
+                raise UsageError(
+                    f"another optimizer ({type(optimizer).__name__}) steps {own[id(param)]}, which is in the model of a "
+                    "session, by the samples of one worker; give the session both: mh.session(model, [one, other])"
+                )
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:
