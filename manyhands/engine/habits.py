@@ -112,9 +112,10 @@ def _refuse_beside(optimizer: Optimizer) -> None:
         own = {id(param): name for name, param in engine.training.model.named_parameters()}
         for param in _params_of(optimizer):
             if id(param) in own and param.grad is not None:
+                name = type(optimizer).__name__
                 raise UsageError(
-                    f"another optimizer ({type(optimizer).__name__}) steps {own[id(param)]}, which is in the model of a "
-                    "session, by the samples of one worker; give the session both: mh.session(model, [one, other])"
+                    f"another optimizer ({name}) steps {own[id(param)]}, which is in the model of a session, by the "
+                    "samples of one worker; give the session both: mh.session(model, [one, other], loss)"
                 )
 
 
