@@ -26,6 +26,7 @@ from summaries import Findings, Measured, ratio
 from training import checkout
 
 import manyhands as mh
+from manyhands.engine import sample_count
 
 CASES = {
     "plain": "SGD",
@@ -107,13 +108,16 @@ def findings_of_start(results: dict[str, Any]) -> Findings:
 # Every step
 
 
-def checks_of(session: Any) -> dict[str, Callable[[], object]]:
+def checks_of(session: Any, batch: Any) -> dict[str, Callable[[], object]]:
     """What looks at the script in every step, after the first ones."""
-    script = session.engine.script
+    engine = session.engine
+    script = engine.script
     return {
         "is_touched": script.is_touched,
         "refuse_moved": script.refuse_moved,
         "look": partial(script.look, is_early=False),
+        "samples": partial(sample_count.count, engine, batch),
+        "first_steps": lambda: engine.say_once(engine.first_steps.look(32)),
     }
 
 
@@ -121,7 +125,7 @@ def per_step(job: Job, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of one worker: of a step, and of each check."""
     session = mh.session(*build(job), loss)
     batch, *_ = make_batches(job, 32, rank=0)
-    checks = checks_of(session)
+    checks = checks_of(session, batch)
     for _ in range(3):
         session.step(batch)
     found: dict[str, list[float]] = {"step": [], **{name: [] for name in checks}}
