@@ -24,7 +24,7 @@ def transaction_of(
     )
     engine.transaction = transaction if is_joint else None
     yield transaction
-    if guarded and copies is not None:
+    if is_joint and copies is not None:
         copies.make(commits + 1)
     transaction.is_done = True
     if guarded:
