@@ -19,7 +19,7 @@ from manyhands.errors import UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.flat_model import FlatModel, lay_out_part
-from manyhands.replica.gradients.factors import Factors, linear_weights
+from manyhands.replica.gradients.factors import Factors, large_weights, linear_weights
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
 from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory
 from manyhands.replica.neighbours import Neighbours
@@ -187,11 +187,13 @@ def _make(
         exact=around.world.size == 1 or not around.traits.lockstep,  # of hosts that step together all or none
     )
     log = _log(flat, updates) if is_logged else None
+    is_lone = memory.outlives and team.size == 1  # its gradients are nothing but what others may have to finish
     gradients = GradientsInAdvance(
         flat,
         [span.index % lanes % team.size for span in layout.spans],
         team,
         factors=Factors(layout, flat.total, team) if any(place.factored for place in layout.places) else None,
+        made_in_place=large_weights(flat.model, flat.parameters) if is_lone else (),
         scratch=log.scratch if log else None,
     )
     copies = None
