@@ -187,7 +187,9 @@ def _make(
         exact=around.world.size == 1 or not around.traits.lockstep,  # of hosts that step together all or none
     )
     log = _log(flat, updates) if is_logged else None
-    is_lone = memory.outlives and team.size == 1  # its gradients are nothing but what others may have to finish
+    is_lone = (
+        memory.outlives and team.size == 1
+    )  # its gradients are nothing but what others may have to finish
     gradients = GradientsInAdvance(
         flat,
         [span.index % lanes % team.size for span in layout.spans],

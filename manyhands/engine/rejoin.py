@@ -29,6 +29,7 @@ from manyhands.replica.part import Part
 from manyhands.replica.part_place import PartPlace
 from manyhands.replica.replica import Replica
 from manyhands.replica.state.inheritance import inherit
+from manyhands.replica.state.part_copies import PartCopies
 from manyhands.replica.state.state import spread
 from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
@@ -190,11 +191,7 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> bool:
         _catch_up(engine, world, old, members, new)
     elif not replica.is_served:  # else the servers have given all workers the parameters
         spread(replica, comm, placed.peers)
-    replica.complete()
-    copies = copies_of(replica, engine.settings, engine.traits, world, placed, place)
-    if copies is not None:
-        copies.make(engine.progress.commits)
-        copies.complete()
+    copies = _complete(engine, replica, world, place)
     draw_own_numbers(engine, world)
     # From here on this worker has everything. If another one is missing, the next exchange will tell.
     are_all_here = False
@@ -205,6 +202,16 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> bool:
         generation.begin(world, engine.placed, built, lockstep=engine.traits.lockstep, part_copies=copies)
     )
     return are_all_here
+
+
+def _complete(engine: Engine, replica: Replica, world: World, place: PartPlace) -> PartCopies | None:
+    """The replica has all that was before this generation, and so has what of it outlives this worker."""
+    replica.complete()
+    copies = copies_of(replica, engine.settings, engine.traits, world, engine.placed, place)
+    if copies is not None:
+        copies.make(engine.progress.commits)
+        copies.complete()
+    return copies
 
 
 def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:

@@ -199,7 +199,9 @@ def test_when_a_run_has_ended_well_every_host_ends(cluster: Callable[..., Cluste
     run.signal(2, signal.SIGTERM)
     run.ends(2, AT_ONCE_S, 143, f"^stopped by SIGTERM while this host waited for the first host, {FIRST}$")
     run.says(0, r"host 10\.77\.0\.3 is gone")
-    (run.folder / "slow").touch()  # the first host's worker takes longer than a stall to come to where another can leave
+    (
+        run.folder / "slow"
+    ).touch()  # the first host's worker takes longer than a stall to come to where another can leave
     assert wait_until(lambda: not (run.folder / "slow").exists())
     run.signal(1, signal.SIGTERM)
     run.says(0, r"worker \d+ has left")

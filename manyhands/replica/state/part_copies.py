@@ -30,7 +30,7 @@ _HEADER = struct.Struct(
 )  # number of the copy, or 0 while it is written; commits; bytes that say what is there
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
+class _CopyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is in a copy, beside the values of its tensors."""
 
     steps: int
@@ -41,7 +41,7 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _CopySlot:
     """One of the two places."""
 
     fd: int
@@ -58,8 +58,8 @@ class _Copy:
     def end(self, number: int, commits: int, length: int) -> None:
         os.pwrite(self.fd, _HEADER.pack(number, commits, length), self.start)
 
-    def said(self) -> _Said:
-        return msgspec.json.decode(os.pread(self.fd, self.head()[2], self.start + PAGE), type=_Said)
+    def said(self) -> _CopyRecord:
+        return msgspec.json.decode(os.pread(self.fd, self.head()[2], self.start + PAGE), type=_CopyRecord)
 
     def values(self, length: int) -> Tensor:
         """So many bytes, which all processes see that map them."""
@@ -90,9 +90,9 @@ def _length(tensors: list[tuple[str, str, list[int]]]) -> int:
     return max(PAGE, sum(_rounded(_size(dtype, shape)) for _, dtype, shape in tensors))
 
 
-def _places(place: PartPlace, generation: int) -> tuple[_Copy, _Copy]:
+def _places(place: PartPlace, generation: int) -> tuple[_CopySlot, _CopySlot]:
     start = place.start(generation) + PAGE
-    return _Copy(place.fd, start), _Copy(place.fd, start + _SLOT)
+    return _CopySlot(place.fd, start), _CopySlot(place.fd, start + _SLOT)
 
 
 class PartCopies:
@@ -114,7 +114,9 @@ class PartCopies:
         tensors = _tensors(self._replica) | {f"state/{name}": value for name, value in loose.items()}
         found = [(name, _type(value), list(value.shape)) for name, value in tensors.items()]
         said = msgspec.json.encode(
-            _Said(steps=self._replica.steps, settings=self._replica.settings, states=states, tensors=found)
+            _CopyRecord(
+                steps=self._replica.steps, settings=self._replica.settings, states=states, tensors=found
+            )
         )
         at = self._number % 2
         copy, length = self._copies[at], _length(found)
@@ -163,7 +165,7 @@ def take_left(replica: Replica, place: PartPlace, before: int) -> None:
     _restore(replica, _newest(_places(place, generation), found.steps))
 
 
-def _newest(copies: tuple[_Copy, _Copy], commits: int | None) -> _Copy:
+def _newest(copies: tuple[_CopySlot, _CopySlot], commits: int | None) -> _CopySlot:
     """The newest of what so many commits have made. If that was not decided, no step of the generation counts."""
     made = [(one.head(), one) for one in copies if one.head()[0]]
     if commits is None and made:
@@ -184,7 +186,7 @@ def _tensors(replica: Replica) -> dict[str, Tensor]:
     }
 
 
-def _restore(replica: Replica, copy: _Copy) -> None:
+def _restore(replica: Replica, copy: _CopySlot) -> None:
     said, tensors = copy.said(), copy.tensors()
     replica.steps, replica.settings = said.steps, said.settings
     own = _tensors(replica)
