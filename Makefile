@@ -39,7 +39,6 @@ golden: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m tests.faults.chaos --keep
-	$(BIN)/python -m pytest -m chaos tests/faults
 
 MINUTES ?= 30
 

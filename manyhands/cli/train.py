@@ -113,7 +113,12 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 12)")
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after this many steps")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="stop after N steps of the whole run: as many samples as N steps of its first workers",
+    )
     parser.add_argument(
         "--batch",
         type=int,

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from manyhands.cluster.worker.world import World
@@ -18,7 +19,7 @@ from manyhands.errors import UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.flat_model import FlatModel, lay_out_part
-from manyhands.replica.gradients.factors import Factors, linear_weights
+from manyhands.replica.gradients.factors import Factors, large_weights, linear_weights
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
 from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory
 from manyhands.replica.neighbours import Neighbours
@@ -30,8 +31,10 @@ from manyhands.replica.optimizer.undo_log import LeftPath, LoggedPath, UndoLog
 from manyhands.replica.optimizer.updates import StepGate, UpdatePath, Updates
 from manyhands.replica.optimizer.whole_path import WholePath
 from manyhands.replica.part import Part
-from manyhands.replica.part_memory import LeftMemory, PartMemory, PartPlace
+from manyhands.replica.part_memory import LeftMemory, PartMemory
+from manyhands.replica.part_place import PARTS, PartPlace
 from manyhands.replica.replica import Replica
+from manyhands.replica.state.part_copies import PartCopies, take_left
 from manyhands.replica.state.step_copies import StepCopies
 from manyhands.servers.protocol.service import Service
 from manyhands.servers.worker import joining
@@ -96,22 +99,14 @@ def compose(
     else:
         memory, comm = _memory(part, optimizer, traits, placed.peers)
         home: CommonMemory = placed.peers.host
-        if (
-            settings.logged
-            and part.spread
-            and traits.parts_outlive(placed.mesh.replicas)
-            and not runs_whole(optimizer)
-        ):
-            memory = PartMemory(placed.peers.host, _place(world, placed, session), world.rank_info.generation)
+        if settings.logged and part.spread and traits.logs_parts(placed.mesh.replicas):
+            place = PartPlace(world.host.arena.fd, session, placed.part_number)
+            memory = PartMemory(placed.peers.host, place, world.rank_info.generation)
             home = memory.team
         around = _Surroundings(world, placed, traits, comm, _limit(settings), settings, home)
         built = _replica(part, optimizer, memory, around), comm, None
     placed.settle(built[0])
     return built
-
-
-def _place(world: World, placed: PlacedModel, session: int) -> PartPlace:
-    return PartPlace(world.host.arena.fd, session, placed.part_number)
 
 
 def _limit(settings: Settings) -> float | None:
@@ -192,11 +187,15 @@ def _make(
         exact=around.world.size == 1 or not around.traits.lockstep,  # of hosts that step together all or none
     )
     log = _log(flat, updates) if is_logged else None
+    is_lone = (
+        memory.outlives and team.size == 1
+    )  # its gradients are nothing but what others may have to finish
     gradients = GradientsInAdvance(
         flat,
         [span.index % lanes % team.size for span in layout.spans],
         team,
         factors=Factors(layout, flat.total, team) if any(place.factored for place in layout.places) else None,
+        made_in_place=large_weights(flat.model, flat.parameters) if is_lone else (),
         scratch=log.scratch if log else None,
     )
     copies = None
@@ -243,12 +242,19 @@ def revive(
     world: World,
     placed: PlacedModel,
     *,
-    session: int,
+    place: PartPlace,
 ) -> Replica:
     """The replica of the workers that had this part, who are all gone: after the last of its steps that counts."""
-    memory = LeftMemory(_place(world, placed, session), world.rank_info.generation)
+    optimizer, before = training.optimizer, world.rank_info.generation
+    if not traits.logs_parts(placed.mesh.replicas):
+        around = _Surroundings(world, placed, traits, Comm(), None, Settings(), placed.peers.host)
+        found = _replica(part, optimizer, PrivateMemory(torch.device("cpu")), around)
+        take_left(found, place, before)
+        found.let_go()
+        return found
+    memory = LeftMemory(place, before)
     around = _Surroundings(world, placed, traits, Comm(), _limit(settings), settings, memory.team)
-    made = _make(part, training.optimizer, memory, around, memory.team.size)
+    made = _make(part, optimizer, memory, around, memory.team.size)
     gate = StepGate(made.gradients, memory.team)
     assert made.log
     assert made.copies
@@ -260,6 +266,16 @@ def revive(
     replica.recover(range(memory.team.size))
     made.copies.put_back(memory.steps)
     return replica
+
+
+def copies_of(
+    replica: Replica, settings: Settings, traits: Traits, world: World, placed: PlacedModel, place: PartPlace
+) -> PartCopies | None:
+    """The copies of this worker's part that outlive it, where an undo log is not enough for that."""
+    is_kept = settings.logged and traits.parts_outlive and not traits.logs_parts(placed.mesh.replicas)
+    if not (is_kept and replica.part.spread and len(world.hosts) == 1 and world.size <= PARTS):
+        return None
+    return PartCopies(replica, place, world.rank_info.generation)
 
 
 def _log(flat: FlatModel, updates: Updates) -> UndoLog:

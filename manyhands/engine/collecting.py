@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from manyhands.engine.engine import Engine
-from manyhands.engine.step import without_change
+from manyhands.engine.transaction import without_change
 
 
 def collect(engine: Engine, payload: bytes, keep: Callable[[list[bytes]], None]) -> None:

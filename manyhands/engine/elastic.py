@@ -28,7 +28,7 @@ def can_go_on(engine: Engine) -> bool:
     if engine.placed.is_whole:
         return True
     if engine.has_entered:  # where the run has one replica, its parts must outlive their workers
-        return engine.progress.full > engine.placed.mesh.shards or engine.replica.outlives
+        return engine.progress.full > engine.placed.mesh.shards or engine.outlives
     # A model that is being divided for the first time is whole nowhere.
     new = engine.member.new_generation
     return new is not None and bool(new.state_holders)
@@ -118,7 +118,7 @@ def _settle_all(engine: Engine, new: NewGeneration) -> None:
         world.host.end([rank for rank, number in enumerate(world.rank_info.members) if number in new.gone])
         was_in_step = one.transaction is not None and not one.transaction.changes_nothing
         _settle(one, new, behind if one in under_way else 0)
-        if one.replica.outlives:
+        if one.outlives:
             _tell_steps(one, was_in_step=was_in_step)
 
 
@@ -128,6 +128,8 @@ def _tell_steps(engine: Engine, *, was_in_step: bool) -> None:
     if was_in_step:
         engine.replica.put_back_buffers(steps)
     engine.replica.memory.decide(steps, parts=engine.placed.mesh.members)
+    if engine.generation.part_copies is not None:
+        engine.generation.part_copies.decide(engine.progress.commits)
 
 
 def _settle(engine: Engine, new: NewGeneration, behind: int) -> None:

@@ -185,6 +185,17 @@ class Engine:
         """Whether the parameters are on servers; a worker may leave it to a neighbour to talk to them."""
         return self.replica.is_served
 
+    @property
+    def outlives(self) -> bool:
+        """Whether another process can go on with what this worker has of the replica, when it is dead."""
+        return self.replica.outlives or self.generation.part_copies is not None
+
+    def keep_copies(self) -> None:
+        """What is no step has changed the replica: its copies follow."""
+        self.replica.keep_buffers(self.progress.steps_here)
+        if self.generation.part_copies is not None:
+            self.generation.part_copies.make(self.progress.commits)
+
     def warn(self, warning: str) -> None:
         """Every worker records what it saw; worker 0 prints it, since all are likely to see the same."""
         steps = self.progress.steps

@@ -228,9 +228,10 @@ class Feeds:
     def under_way(self) -> list[Feed]:
         return [feed for feed in self.slots if feed.is_under_way]
 
-    def commit(self) -> None:
+    def commit(self, groups: Learners | None = None) -> None:
+        """What all workers have used is safe; with `groups`, what those in them have."""
         for feed in self.slots:
-            feed.commit()
+            feed.commit(groups)
 
     def settle(self, reached: Sequence[Sequence[int]]) -> None:
         """By worker, how far it has come in each slot."""

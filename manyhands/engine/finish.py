@@ -36,6 +36,8 @@ def close(engine: Engine) -> None:
         engine.replica.part.elsewhere = engine.siblings.trained_besides(engine)
         with contextlib.suppress(*((PeerLost,) if engine.member else ())):
             engine.replica.release()
+            if engine.generation.part_copies is not None:
+                engine.generation.part_copies.release()
         engine.replica.part.become_whole(model)
     _leave_servers(engine, unsaved)
 

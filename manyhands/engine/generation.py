@@ -12,6 +12,7 @@ from manyhands.engine.feeds import MOST
 from manyhands.engine.same_data import STEPS
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.replica import Replica
+from manyhands.replica.state.part_copies import PartCopies
 from manyhands.servers.worker.client import Servers
 from manyhands.servers.worker.fleet import DirectFleet, Fleet
 
@@ -26,6 +27,8 @@ class Generation:
     servers: Servers | None
     fleet: Fleet | None
     """The servers as the strategy sees them."""
+    part_copies: PartCopies | None
+    """Those of this worker's part that outlive it."""
     used: CounterTable | None
     """Rounds of each stream whose effect is in the host's memory, where workers do not step together; and
     signs of their first batches."""
@@ -67,6 +70,7 @@ def begin(
     built: Built,
     *,
     lockstep: bool,
+    part_copies: PartCopies | None,
 ) -> Generation:
     replica, comm, servers = built
     device = replica.params.device
@@ -78,6 +82,7 @@ def begin(
         comm=comm,
         servers=servers,
         fleet=_fleet(comm, servers),
+        part_copies=part_copies,
         used=None if counted_elsewhere else world.host.table(MOST + STEPS + 1),
         is_whole=placed.is_whole,
         counts=placed.counts,

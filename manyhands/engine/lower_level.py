@@ -36,9 +36,9 @@ from manyhands.engine.step import (
     run,
     take,
     together,
-    without_change,
 )
 from manyhands.engine.step_input import NO_WORK, StepInput
+from manyhands.engine.transaction import without_change
 from manyhands.errors import UsageError
 from manyhands.replica.parameters import in_type
 from manyhands.replica.share import Made

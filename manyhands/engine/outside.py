@@ -84,4 +84,5 @@ def _leave(engine: Engine, values: Mapping[str, Tensor], changed: int) -> None:
             "change them before mh.session"
         )
     engine.placed.keep(values)
+    engine.keep_copies()
     engine.world.host.barrier()

@@ -31,8 +31,9 @@ from manyhands.engine.handshake import (
     SAVE_NOW,
     Answers,
 )
-from manyhands.engine.step import look_up, publish, run, transaction_of
+from manyhands.engine.step import look_up, publish, run
 from manyhands.engine.step_input import NO_WORK
+from manyhands.engine.transaction import transaction_of
 from manyhands.errors import CheckpointError, UsageError
 from manyhands.replica.share import Share
 from manyhands.replica.state import buffers
@@ -52,7 +53,7 @@ def pause(engine: Engine, purpose: int) -> None:
     engine.siblings.joint.even_out(engine.world)
     differed = buffers.average(engine.replica.part.buffers(), engine.placed.observers)
     habits.speak_of_buffers(engine, differed)
-    engine.replica.keep_buffers(engine.progress.steps_here)
+    engine.keep_copies()
 
 
 def _not_apart(engine: Engine) -> None:

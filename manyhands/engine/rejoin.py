@@ -1,6 +1,7 @@
 """Enter a generation with everything that was before it; all its members do this together."""
 
 import contextlib
+import itertools
 import sys
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
 from manyhands.comm.comm import ServerAccess
 from manyhands.engine import generation, pace, random_state, worker_process
-from manyhands.engine.build import Built, compose, divide, revive
+from manyhands.engine.build import Built, compose, copies_of, divide, revive
 from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.feed_record import Outstanding
 from manyhands.engine.feeds import MOST
@@ -21,11 +22,14 @@ from manyhands.engine.roll import call_roll
 from manyhands.engine.siblings import Siblings
 from manyhands.engine.snapshot import Snapshot, adopt, capture
 from manyhands.errors import PeerLost, TornUpdate
+from manyhands.placement.mesh import Groups
 from manyhands.placement.placed import PlacedModel
-from manyhands.replica import part_memory
+from manyhands.replica import part_place
 from manyhands.replica.part import Part
+from manyhands.replica.part_place import PartPlace
 from manyhands.replica.replica import Replica
 from manyhands.replica.state.inheritance import inherit
+from manyhands.replica.state.part_copies import PartCopies
 from manyhands.replica.state.state import spread
 from manyhands.servers.worker import joining
 from manyhands.servers.worker.client import Servers
@@ -129,11 +133,17 @@ class _Members:
     turns: list[float]
     steps: int
     """The most that a replica of theirs counts."""
+    places: list[int]
+    """By rank, the number under which copies of the worker's part outlived it; -1 where there were none."""
 
     @property
     def has_begun(self) -> bool:
         """Whether some of them have trained together before."""
         return any(self.have)
+
+    def take_over(self, peers: Groups) -> bool:
+        """Whether some part is on none of the workers that have state, so that a new one takes it over."""
+        return self.has_begun and not all(any(self.whole[rank] for rank in ranks) for ranks in peers)
 
     @property
     def source(self) -> int:
@@ -159,7 +169,8 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> bool:
         keeps=old is not None,
         elsewhere=engine.siblings.trained_before(engine),
     )
-    left = _left(engine, world, part, members)
+    place = _place(engine, world, members)
+    left = _left(engine, world, part, members, place)
     built = compose(
         part,
         engine.training,
@@ -180,15 +191,27 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> bool:
         _catch_up(engine, world, old, members, new)
     elif not replica.is_served:  # else the servers have given all workers the parameters
         spread(replica, comm, placed.peers)
-    replica.complete()
+    copies = _complete(engine, replica, world, place)
     draw_own_numbers(engine, world)
     # From here on this worker has everything. If another one is missing, the next exchange will tell.
     are_all_here = False
     with contextlib.suppress(*((PeerLost,) if engine.member else ())):
         world.host.barrier()
         are_all_here = True
-    engine.enter(generation.begin(world, engine.placed, built, lockstep=engine.traits.lockstep))
+    engine.enter(
+        generation.begin(world, engine.placed, built, lockstep=engine.traits.lockstep, part_copies=copies)
+    )
     return are_all_here
+
+
+def _complete(engine: Engine, replica: Replica, world: World, place: PartPlace) -> PartCopies | None:
+    """The replica has all that was before this generation, and so has what of it outlives this worker."""
+    replica.complete()
+    copies = copies_of(replica, engine.settings, engine.traits, world, engine.placed, place)
+    if copies is not None:
+        copies.make(engine.progress.commits)
+        copies.complete()
+    return copies
 
 
 def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
@@ -196,7 +219,10 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
     progress = engine.progress
     in_loop, turns = float(bool(engine.feeds.open)), float(engine.feeds.turns)
     steps = float(old.steps if old is not None else 0)
-    rows = world.exchange([float(old is not None), progress.calls, progress.commits, in_loop, turns, steps])
+    copies = engine.generation.part_copies if old is not None else None
+    place = float(copies.part if copies is not None else -1)
+    has = float(old is not None)
+    rows = world.exchange([has, progress.calls, progress.commits, in_loop, turns, steps, place])
     have = [bool(row[0]) for row in rows]
     whole = have
     if old is not None:
@@ -211,7 +237,8 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
                 "no host is left that has the parameters of a whole step; go on from the last checkpoint"
             )
     calls, in_loop_by_rank, turns_by_rank = ([row[at] for row in rows] for at in (1, 3, 4))
-    return _Members(have, whole, calls, in_loop_by_rank, turns_by_rank, int(max(row[5] for row in rows)))
+    most, places = int(max(row[5] for row in rows)), [int(row[6]) for row in rows]
+    return _Members(have, whole, calls, in_loop_by_rank, turns_by_rank, most, places)
 
 
 def _reconcile_hosts(engine: Engine, last: int) -> None:
@@ -259,6 +286,10 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
     have, placed = _who_has(engine.placed, members), engine.placed
     is_whole = have[placed.peers.rank]
     inherit(replica, old if is_whole else None, comm, placed.peers, have)
+    if members.take_over(placed.mesh.peers()):
+        replica.eval_batch = (
+            None  # a worker that has taken a part over has none, and its replica evaluates together
+        )
     engine.strategy.regroup(replica, comm, is_new=not is_whole)
 
 
@@ -269,16 +300,31 @@ def _who_has(placed: PlacedModel, members: _Members) -> list[bool]:
     return have if any(have) else [True, *have[1:]]
 
 
-def _left(engine: Engine, world: World, part: Part, members: _Members) -> Replica | None:
+def _place(engine: Engine, world: World, members: _Members) -> PartPlace:
+    """Where this worker's part outlives it. Under strategies whose replicas differ, a worker that takes a part over
+    needs that of the replica of the workers that are left, which has been another one of so many: they say which."""
+    placed = engine.placed
+    place = PartPlace(world.host.arena.fd, engine.number, placed.part_number)
+    if engine.traits.logs_parts(placed.mesh.replicas):
+        return place
+    size = placed.mesh.members
+    told = [max(members.places[at : at + size]) for at in range(0, world.size, size)]
+    known = [number // size if number >= 0 else None for number in told]
+    first: list[int] = []
+    for number in known:
+        free = next(one for one in itertools.count() if one not in first and one not in known)
+        first.append(free if number is None or number in first else number)
+    return place.of(first[placed.replica] * size + placed.part_number)
+
+
+def _left(engine: Engine, world: World, part: Part, members: _Members, place: PartPlace) -> Replica | None:
     """What the workers that had this part have left, if none of them lives and this worker is to take it over."""
     ranks = (
         engine.placed.peer_ranks if members.has_begun and part.spread and not engine.traits.servers else ()
     )
     if not ranks or any(members.whole[rank] for rank in ranks) or world.rank != ranks[0]:
         return None
-    found = revive(
-        part, engine.training, engine.settings, engine.traits, world, engine.placed, session=engine.number
-    )
+    found = revive(part, engine.training, engine.settings, engine.traits, world, engine.placed, place=place)
     found.steps = members.steps
     return found
 
@@ -289,6 +335,8 @@ def _catch_up(
     """The session goes on where the furthest worker is; what no worker has is assigned again."""
     feeds, mesh = engine.feeds, engine.placed.mesh
     source = members.source
+    if old is not None and members.take_over(mesh.peers()) and not engine.traits.synchronous:
+        _keep_learned(engine)
     said = world.gather(msgspec.json.encode(capture(engine)) if world.rank == source else b"")[source]
     own = _outstanding(engine, new) if old is not None else []
     rows = world.gather(msgspec.json.encode(own))
@@ -308,6 +356,14 @@ def _catch_up(
     if old is None:
         now = capture(engine)
         engine.script.is_late, engine.joined_with = True, (now.groups, now.scheduler)
+
+
+def _keep_learned(engine: Engine) -> None:
+    """No replica was whole, and all go on from this worker's, which is complete again: what it has learned counts."""
+    world = engine.world  # of the generation before
+    mesh = engine.placed.placement.mesh(world.size)
+    first = mesh.at(world.rank).replica * mesh.shards
+    engine.feeds.commit([range(first, first + mesh.shards)])
 
 
 def _outstanding(engine: Engine, new: NewGeneration | None) -> list[Outstanding]:
@@ -343,4 +399,4 @@ def _give_back(old: World, world: World) -> None:
         arena = world.host.arena
         arena.give_back(old.host.arena.start, old.host.arena.used)
         arena.give_back((old.rank_info.generation + 1) * GENERATION_BYTES, arena.start)
-        part_memory.forget(arena.fd, world.rank_info.generation)
+        part_place.forget(arena.fd, world.rank_info.generation)

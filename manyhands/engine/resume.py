@@ -105,6 +105,7 @@ def load_awaited(engine: Engine) -> None:
     if engine.awaited is not None:
         _load_replica(engine, *engine.awaited)
         engine.replica.steps = engine.progress.steps
+        engine.keep_copies()
         engine.awaited = None
 
 
@@ -122,7 +123,6 @@ def _load_replica(engine: Engine, tensors: dict[str, Tensor], record: dict[str, 
             own_states = record["apart"].get(str(peers.rank), states)
         tensors, own = placed.parts(tensors), placed.parts(own)
         distribute(replica, engine.comm, peers, tensors, states, own, own_states)
-        replica.keep_buffers(engine.progress.steps_here)
     if engine.served:
         return
     whole = record["whole_optimizer"]

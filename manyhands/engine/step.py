@@ -10,8 +10,8 @@ counts, and make the attempt again in the next generation.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,28 +25,30 @@ from manyhands.data.effect import Learners
 from manyhands.engine import handshake as handshakes
 from manyhands.engine import pace, sample_count
 from manyhands.engine.alike import check_alike
-from manyhands.engine.elastic import can_go_on, recover
-from manyhands.engine.engine import Engine, Transaction
+from manyhands.engine.elastic import recover
+from manyhands.engine.engine import Engine
 from manyhands.engine.handshake import BACKWARD, STEP, Handshake
 from manyhands.engine.held import is_looked_at, of_update
 from manyhands.engine.joint_steps import joint_passes
 from manyhands.engine.nonfinite import can_leave_out, keep_buffers, leave_out
 from manyhands.engine.onlookers import begin_call, show_step
 from manyhands.engine.step_input import NO_WORK, StepInput
+from manyhands.engine.transaction import transaction_of
 from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.returned import combined
 from manyhands.replica.share import Share
-from manyhands.replica.state.inheritance import Undo
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Safety:
-    """Whether what a step has learned survives the death of its worker, and which workers share it (None: all)."""
+    """Whether what a step has learned survives the death of its worker, and which workers share it (None: all); or,
+    where it is learned `late`, what the steps before it have."""
 
     is_safe: bool
     groups: Learners | None
+    late: bool
 
 
 Answer = Callable[[Engine, int], None]
@@ -226,7 +228,12 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> None:
         # What a worker keeps, and the servers do not have, is gone if the worker dies.
         servers, kept = generation.comm.servers, replica.kept
         defers = servers is not None and (servers.defers() or (kept.state is not None and len(kept) > 0))
-        commit(engine, work, handshake, loss, Safety(meets and not defers, groups))
+        # Where one replica is in parts that outlive their workers, nothing that it has learned can be lost.
+        if generation.part_copies is not None and generation.replicas == 1:
+            safety = Safety(is_safe=True, groups=None, late=False)
+        else:
+            safety = Safety(is_safe=meets and not defers, groups=groups, late=engine.traits.late)
+        commit(engine, work, handshake, loss, safety)
 
     # A worker whose replica is its own needs no other worker between two exchanges.
     is_joint = engine.traits.lockstep and (meets or not generation.is_whole or not generation.is_own)
@@ -247,7 +254,12 @@ def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Shar
     own = float(work.samples)
     if handshake is None:
         return Share(
-            parts=work.parts, samples=work.samples, total=lambda: own, results=work.results, made=work.made
+            parts=work.parts,
+            samples=work.samples,
+            total=lambda: own,
+            of_replica=lambda: own,
+            results=work.results,
+            made=work.made,
         )
     pooled, generation = engine.traits.pooled, engine.generation
     # All workers must have answered before anything else is exchanged; only where every worker has data, those of
@@ -258,7 +270,14 @@ def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Shar
     made = work.made
     if (made is not None and made.is_weighted) or not work.parts:  # all workers have the same gradient
         made = of_update(engine, made, handshake)
-    return Share(parts=work.parts, samples=work.samples, total=total, results=work.results, made=made)
+    return Share(
+        parts=work.parts,
+        samples=work.samples,
+        total=total,
+        of_replica=handshake.of_replica,
+        results=work.results,
+        made=made,
+    )
 
 
 def exchanges(steps: int, period: int, *, late: bool) -> bool:
@@ -285,37 +304,6 @@ def _who_meets(engine: Engine) -> Learners | None:
     ]
 
 
-@contextmanager
-def transaction_of(
-    engine: Engine, finish: Callable[[float], None], *, is_joint: bool
-) -> Iterator[Transaction]:
-    """Something that counts for all workers or for none. `is_joint` is whether the other workers depend on it: then,
-    should one of them die in it, all that are left roll it back or all commit it."""
-    guarded = is_joint and engine.generation.is_own and can_go_on(engine)
-    transaction = Transaction(
-        undo=Undo(engine.replica) if guarded else None, finish=finish, loss=engine.progress.last_loss
-    )
-    engine.transaction = transaction if is_joint else None
-    yield transaction
-    transaction.is_done = True
-    if guarded:
-        engine.world.exchange([])  # a worker that passes this barrier knows that all have done their part
-    finish(transaction.loss)
-    engine.transaction = None
-
-
-@contextmanager
-def without_change(engine: Engine, finish: Callable[[float], None], loss: float = 0.0) -> Iterator[None]:
-    """The same for something that leaves the parameters as they are."""
-    engine.transaction = transaction = Transaction(undo=None, finish=finish, loss=loss, changes_nothing=True)
-    yield
-    transaction.is_done = True
-    if can_go_on(engine):
-        engine.world.exchange([])  # a worker that passes this barrier knows that all have done their part
-    finish(loss)
-    engine.transaction = None
-
-
 def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: float, safety: Safety) -> None:
     """The step is made: from here on it counts."""
     progress, feeds, traits, member = engine.progress, engine.feeds, engine.traits, engine.member
@@ -336,7 +324,7 @@ def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: f
     if feeds.open and traits.lockstep:
         progress.position += total if is_of_main(engine, work) else 0
         if answers:
-            feeds.note_step(answers.drawn, safety.is_safe, safety.groups, late=traits.late)
+            feeds.note_step(answers.drawn, safety.is_safe, safety.groups, late=safety.late)
     if generation.used and safety.is_safe:
         # Where gradients come late, this step makes safe what the worker had used before it.
         generation.used.publish(feeds.progress if traits.late else feeds.prospect)

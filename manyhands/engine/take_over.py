@@ -44,9 +44,9 @@ def _adopt(engine: Engine, change: ScriptChange) -> None:
     _check_alike(engine, change)
     if change.values:
         _adopt_values(engine, change)
-        engine.replica.keep_buffers(engine.progress.steps_here)
     if change.state is not None:
         _adopt_state(engine, change.state)
+    engine.keep_copies()
     engine.world.exchange(
         []
     )  # a worker that does not wait for the others must not train on before they have it

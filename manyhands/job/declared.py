@@ -109,7 +109,7 @@ def _train(
     session: Session, plan: Plan, samples: data.Data, total: int, say: Callable[[str], None] | None
 ) -> None:
     """To the end of the plan, with an evaluation after every epoch."""
-    while not plan.train.is_over(steps=session.steps, epochs=session.epoch):
+    while not plan.train.is_over(steps=session.pace, epochs=session.epoch):
         _epoch(session, plan, samples)
         result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
         if say:
@@ -149,9 +149,10 @@ def _steps(plan: Plan, samples: int) -> int:
 
 
 def _steps_left(session: Session, plan: Plan, length: int) -> int:
-    """To the end of the plan, with its own workers; other workers may have made the steps so far."""
+    """To the end of the plan, with its own workers; other workers may have made the steps so far. Those that the plan
+    limits are steps of the whole run, by its samples."""
     made = session.epoch * _steps(plan, length) + _steps(plan, session.position)
-    return plan.train.steps_left(_steps(plan, length), steps=session.steps, of_epochs=made)
+    return plan.train.steps_left(_steps(plan, length), steps=session.pace, of_epochs=made)
 
 
 def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
@@ -166,7 +167,7 @@ def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
             continue
         session.step(*waiting)
         waiting.clear()
-        if plan.train.is_over(steps=session.steps) and session.position < len(train):
+        if plan.train.is_over(steps=session.pace) and session.position < len(train):
             batches.close()
             break
 

@@ -187,7 +187,7 @@ def elastic_terms(
             address=meeting_address(place),
         )
     replace = REPLACE if replace is None else replace
-    parts_outlive = mesh.members > 1 and traits.parts_outlive(mesh.replicas)
+    parts_outlive = mesh.members > 1 and traits.parts_outlive
     is_alone = most == 1
     if mesh.members > 1:  # servers of parts do not know how to do without a worker
         is_alone = traits.servers is not None or (mesh.replicas == 1 and not (parts_outlive and replace))

@@ -7,70 +7,17 @@ generation is over, how many of its steps count.
 """
 
 import mmap
-import os
-import struct
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from manyhands.comm.transports import slots
-from manyhands.comm.transports.arena import PAGE, Arena, give_back
+from manyhands.comm.transports.arena import PAGE, Arena
 from manyhands.comm.transports.counters import Counters, StepCounter
 from manyhands.comm.transports.host import Host
 from manyhands.comm.transports.slots import Slots
-from manyhands.errors import TornUpdate
 from manyhands.replica.memory import Memory, SharedMemory
-
-_BASE = 1 << 60  # in the host's memory: above what generations hand out, below what servers do
-_GENERATIONS = 32  # that have a place at the same time
-_GENERATION = 1 << 54  # from one generation's parts to the next
-_PART = 1 << 43
-_SESSIONS, PARTS = 16, 128  # that have a place in a generation
-_HEADER = struct.Struct(
-    "4q"
-)  # generation + 1, workers that have the part, whether complete, steps that count + 1
-
-
-@dataclass(frozen=True)
-class PartPlace:
-    """Where a part of a replica of one session lies in the memory `fd`, by generation."""
-
-    fd: int
-    session: int
-    part: int
-
-    def start(self, generation: int) -> int:
-        number = self.session % _SESSIONS * PARTS + self.part
-        return _BASE + generation % _GENERATIONS * _GENERATION + number * _PART
-
-    def read(self, generation: int) -> tuple[int, bool, int] | None:
-        """How many workers had the part in a generation, whether it was complete, and how many steps of that
-        generation count; None if nothing is there."""
-        found = os.pread(self.fd, _HEADER.size, self.start(generation))
-        if len(found) < _HEADER.size:
-            return None
-        number, workers, is_complete, steps = _HEADER.unpack(found)
-        return (workers, bool(is_complete), max(0, steps - 1)) if number == generation + 1 else None
-
-    def begin(self, generation: int, workers: int) -> None:
-        """A generation begins."""
-        os.pwrite(self.fd, _HEADER.pack(generation + 1, workers, 0, 0), self.start(generation))
-
-    def complete(self, generation: int) -> None:
-        """The part has all that was before the generation."""
-        os.pwrite(self.fd, struct.pack("q", 1), self.start(generation) + 16)
-
-    def decide(self, generation: int, steps: int) -> None:
-        """The generation is over, and so many of its steps count; all workers that are left say the same."""
-        os.pwrite(self.fd, struct.pack("q", steps + 1), self.start(generation) + 24)
-
-
-def forget(fd: int, before: int) -> None:
-    """No worker needs the parts of the generations before any more."""
-    for generation in range(max(0, before - _GENERATIONS + 1), before):
-        start = _BASE + generation % _GENERATIONS * _GENERATION
-        give_back(fd, start, start + _GENERATION)
+from manyhands.replica.part_place import PartPlace
 
 
 class _PartMembers:
@@ -130,7 +77,7 @@ class PartMemory(SharedMemory):
 
     def decide(self, steps: int, *, parts: int) -> None:
         for part in range(parts):
-            replace(self._place, part=part).decide(self._generation, steps)
+            self._place.of(part).decide(self._generation, steps)
 
     def release(self) -> None:
         self._host.barrier()
@@ -150,17 +97,9 @@ class LeftMemory(Memory):
 
     def __init__(self, place: PartPlace, before: int) -> None:
         """The newest that is complete of the generations before."""
-        for generation in range(before - 1, max(-1, before - 1 - _GENERATIONS), -1):
-            found = place.read(generation)
-            if found and found[1]:
-                workers, _, self.steps = found
-                break
-        else:
-            raise TornUpdate(
-                f"no worker is left that has part {place.part} of the replica, and what is in memory is not complete; "
-                "go on from the last checkpoint"
-            )
-        self.team = LeftTeam(0, workers, Arena(place.fd, place.start(generation) + PAGE))
+        generation, found = place.newest(before)
+        self.steps = found.steps or 0
+        self.team = LeftTeam(0, found.workers, Arena(place.fd, place.start(generation) + PAGE))
 
     def common(self, length: int, dtype: torch.dtype) -> Tensor:
         return self.team.allocate(length, dtype)

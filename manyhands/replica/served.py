@@ -3,10 +3,9 @@
 from torch.optim import Optimizer
 
 from manyhands.replica.flat_model import FlatModel
-from manyhands.replica.gradients.factors import linear_weights
+from manyhands.replica.gradients.factors import large_weights
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
 from manyhands.replica.gradients.tables import Tables
-from manyhands.replica.layout import SPAN_BYTES
 from manyhands.replica.optimizer.updates import RemotePath, StepGate, Updates
 from manyhands.replica.part import Part
 from manyhands.replica.replica import Replica
@@ -23,19 +22,9 @@ def served_replica(part: Part, optimizer: Optimizer, memory: ServerMemory, *, la
         memory.team,
         # Where each worker's gradients go to servers as they are, rows of tables need not become whole.
         tables=Tables(flat.layout, flat.total) if is_alone else None,
-        made_in_place=_large_weights(flat) if is_alone and not part.spread else (),
+        made_in_place=large_weights(flat.model, flat.parameters) if is_alone and not part.spread else (),
     )
     updates = Updates(optimizer, flat.layout, flat.params, allocate=None)
     return Replica(
         flat, gradients, RemotePath(updates, gradients, StepGate(gradients, memory.team)), lanes=lanes
     )
-
-
-def _large_weights(flat: FlatModel) -> list[int]:
-    """Weights of linear layers whose gradients servers want in one piece of memory: they are made there."""
-    ids = linear_weights(flat.model)
-    return [
-        index
-        for index, param in enumerate(flat.parameters)
-        if id(param) in ids and param.nbytes >= SPAN_BYTES
-    ]

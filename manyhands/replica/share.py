@@ -54,6 +54,8 @@ class Share:
     """In all batches."""
     total: Callable[[], float]
     """Asked for after the forward pass: by then all workers have said how many samples they have."""
+    of_replica: Callable[[], float] = lambda: 0.0
+    """Asked for like `total`: the samples of the workers of this replica."""
     results: Results = field(default_factory=list)
     """What the loss function returned for the batches, as they are computed."""
     made: Made | None = None

@@ -25,7 +25,7 @@ class InFlight:
     """What a worker keeps of the last step; nothing where no sum is in flight."""
 
     own: "Tensor | None" = None  # its gradients, and a flag for each parameter that has one
-    samples: tuple[float, float] = (0.0, 0.0)  # its own, and those of all workers
+    samples: tuple[float, float] = (0.0, 0.0)  # those of its replica, and of all
     last: "Tensor | None" = None  # the parameters before that step
 
 
@@ -53,7 +53,7 @@ class DoubleBuffer(Strategy):
         own = params.new_zeros(len(params) + len(replica.used)) if state.own is None else state.own
         own[: len(params)].copy_(replica.grads)
         own[len(params) :].copy_(replica.used)
-        state.own, state.samples = own, (share.samples, share.total())
+        state.own, state.samples = own, (share.of_replica(), share.total())
         comm.start_sum(own.clone())
         self._apply(replica, late)
         return loss

@@ -47,10 +47,15 @@ class Traits:
     def synchronous(self) -> bool:
         return self.steps >= Steps.SYNCHRONOUS
 
-    def parts_outlive(self, replicas: int) -> bool:
-        """Whether parts of replicas are in the host's memory, where new workers take over those of dead ones: under
-        strategies that keep nothing beside them, and sum up nothing between steps."""
-        return self.servers is None and self.synchronous and (self.replica == "shared" or replicas == 1)
+    @cached_property
+    def parts_outlive(self) -> bool:
+        """Whether parts of replicas are in the host's memory, where new workers take over those of dead ones."""
+        return self.servers is None
+
+    def logs_parts(self, replicas: int) -> bool:
+        """Whether an undo log of the optimizer's updates is enough for that: under strategies that keep nothing beside
+        the parameters, and sum up nothing between steps. Others need a copy after every step."""
+        return self.synchronous and (self.replica == "shared" or replicas == 1)
 
     @cached_property
     def pooled(self) -> bool:

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from manyhands import strategies
 from manyhands.cluster.worker.world import World
 from manyhands.engine import build
 from manyhands.engine.session import Session
 from manyhands.errors import TornUpdate
 from manyhands.replica.optimizer.descent import MOMENTUM, PARAMS, SCRATCH
+from manyhands.replica.part_place import PartPlace
+from tests.faults import registered
 from tests.sessions import session_of
 from tests.threads import in_threads
 
@@ -53,7 +56,7 @@ def contents(replica: Any) -> list[Tensor]:
     known = replica.updates.export()
     numbers = [torch.as_tensor(v) for s in known.values() for v in s.values() if v is not None]
     vectors = [replica.params, *replica.updates.vectors.values(), *replica.part.buffers()]
-    return [value.detach().clone() for value in (*vectors, *numbers)]
+    return [value.detach().clone() for value in (*vectors, *numbers, *replica.kept.values())]
 
 
 def arm(session: Session, when: str) -> None:
@@ -152,7 +155,7 @@ def taken_over(session: Session, world: World) -> list[Tensor]:
             engine.traits,
             world,
             engine.placed,
-            session=0,
+            place=PartPlace(world.host.arena.fd, 0, engine.placed.part_number),
         )
         return contents(found)
 
@@ -196,5 +199,59 @@ def test_what_was_not_complete_cannot_be_taken_over() -> None:
         memory._place.begin(0, 1)
         with pytest.raises(TornUpdate, match=f"part {world.rank} of the replica"):
             taken_over(session, world)
+
+    in_threads(WORKERS, work)
+
+
+def is_copied(strategy: str) -> bool:
+    """Whether the optimizer's undo log is not enough for it."""
+    traits = strategies.parse(strategy).traits
+    return traits.parts_outlive and traits.lockstep and not traits.logs_parts(1)
+
+
+COPIED = [text for text in registered.every_strategy() if is_copied(text)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "placement", "when"),
+    [
+        *zip(COPIED, itertools.cycle(PLACEMENTS), itertools.repeat("after")),
+        ("diloco:period=2", "sharded", "within"),
+    ],
+)
+def test_a_copy_is_found_of_whatever_counts_and_a_strategy_keeps(
+    strategy: str, placement: str, when: str
+) -> None:
+    """The workers die in their third step, when they have made the copy of it, or half of it."""
+    models = [made("adam") for _ in range(WORKERS)]
+
+    def work(world: World) -> None:
+        model, own = models[world.rank]
+        session = session_of(
+            model, own, loss, world=world, placement=placement, strategy=strategy, logged=True,
+            example=(torch.ones(16, 6), torch.zeros(16, dtype=torch.int64)),
+        )  # fmt: skip
+        train(session, 2)
+        engine, copies = session.engine, session.engine.generation.part_copies
+        before, commits = contents(engine.replica), engine.progress.commits
+        name = "make" if when == "after" else "_write"
+        real = getattr(copies, name)
+
+        def die(*given: Any) -> None:
+            if when == "within":
+                given = given[0], dict(list(given[1].items())[:1])
+            real(*given)
+            raise Dies
+
+        setattr(copies, name, die)
+        with pytest.raises(Dies):
+            after_one_more(session)
+        after = contents(engine.replica)
+        for counted, expected in ((commits, before), (commits + 1, after))[: 2 if when == "after" else 1]:
+            world.host.barrier()
+            copies.decide(counted)
+            world.host.barrier()
+            found = taken_over(session, world)
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
     in_threads(WORKERS, work)

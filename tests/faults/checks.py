@@ -43,6 +43,14 @@ def one_history(
     torch.testing.assert_close(ran.parameters(min(ran.ends)), together, rtol=1e-6, atol=1e-6)
 
 
+def one_history_under(strategy: str, ran: harness.Logs, optimizer: str, *, lr: float) -> None:
+    """A run of one replica has the parameters of one process that has made the same steps under the same strategy."""
+    one = min(ran.ends)
+    pauses = {row["steps"] for row in ran.logs[one] if row["kind"] == "evaluated"}
+    together = harness.alone_under(strategy, ran.committed(), pauses, optimizer=optimizer, lr=lr)
+    torch.testing.assert_close(ran.parameters(one), together, rtol=1e-6, atol=1e-6)
+
+
 def deferred_history(ran: harness.Logs, optimizer: str, *, lr: float, layer: str, every: int) -> None:
     """The same where of one layer the mean of so many gradients is applied at once."""
     one = min(ran.ends)

@@ -27,6 +27,7 @@ from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launcher.coordination import Elastic
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.launch_plan import LaunchPlan
+from manyhands.cluster.worker.world import World
 
 SCRIPT = Path(__file__).with_name("training.py")
 SIGNALS = {
@@ -193,7 +194,7 @@ def run(
             stall_s=stall_s,
             group_size=mesh.members,
             replicas_equal=traits.synchronous,
-            parts_outlive=mesh.members > 1 and traits.parts_outlive(mesh.replicas),
+            parts_outlive=mesh.members > 1 and traits.parts_outlive,
         ),
         on_event=events.append,
         steps=lambda: sum(map(_steps, folder.glob("log-*.jsonl"))),
@@ -294,6 +295,30 @@ def alone_and_late(steps: Sequence[Sequence[int]], pauses: Collection[int], *, l
             apply(late)
             late = last = None
     return nn.utils.parameters_to_vector(params).detach()
+
+
+def alone_under(
+    strategy: str, steps: Sequence[Sequence[int]], pauses: Collection[int], *, optimizer: str, lr: float
+) -> Tensor:
+    """The same in one process of ours under a strategy, with pauses after so many steps."""
+    from tests.faults import training
+    from tests.sessions import session_of
+    from tests.threads import in_threads
+
+    dtype = training.precision(optimizer)
+    net = training.net(dtype)
+    made, data = training.optimizer(optimizer, net, lr), training.Numbered(training.LENGTH, dtype)
+
+    def work(world: World) -> Tensor:
+        session = session_of(net, made, training.loss, world=world, strategy=strategy)
+        for number, ids in enumerate(steps, 1):
+            session.step(data.batch(torch.tensor(ids), 0))
+            if number in pauses:
+                session.evaluate(data)
+        session.close()
+        return nn.utils.parameters_to_vector(net.parameters()).detach()
+
+    return in_threads(1, work)[0]
 
 
 def alone_and_deferred(

@@ -82,7 +82,7 @@ def outlives(strategy: str, placement: str, number: int) -> bool:
     mesh, traits = placements.parse(placement).mesh(number), strategies.parse(strategy).traits
     if mesh.members == 1:
         return mesh.replicas > 1
-    return traits.servers is None and (mesh.replicas > 1 or traits.parts_outlive(mesh.replicas))
+    return traits.parts_outlive
 
 
 def _mesh(placement: str, number: int) -> placements.Mesh | None:

@@ -196,10 +196,58 @@ def test_new_workers_take_over_the_parts_of_the_only_replica(
     assert steps == [7, 16], "no step was lost"
 
 
-# Parts that strategies keep more beside, and parts whose servers cannot do without a worker of theirs.
+# Strategies for which an undo log of the optimizer's updates is not enough, each by one name, under one placement or
+# another.
+SMALL = [case[1] for case in sorted(ONE) if case[0] == strategies.DEFAULT and case[2] == 2]
+COPIED = [
+    one
+    for text in strategies.STRATEGIES
+    if not strategies.parse(text).traits.logs_parts(1)
+    for one in shape(text, SMALL[len(text) % len(SMALL)], replicas=1)
+    if registered.outlives(*one)
+]
+
+
+@pytest.mark.parametrize(("strategy", "placement", "workers"), COPIED)
+def test_new_workers_take_over_what_any_strategy_keeps(
+    strategy: str, placement: str, workers: int, tmp_path: Path
+) -> None:
+    faults = [Fault(0, 12)]
+    ran = harness.run(
+        tmp_path,
+        faults,
+        workers=workers,
+        placement=placement,
+        strategy=strategy,
+        replace=1,
+        optimizer="Adam",
+        lr=ADAM_LR,
+        epochs=1,
+    )
+    check(ran, faults, {*range(1, workers), workers}, epochs=1)
+    checks.one_history_under(strategy, ran, "Adam", lr=ADAM_LR)
+    assert [fields["step"] for fields in ran.fields_of("death")] == [12], "no step was lost"
+
+
+def test_replicas_that_differ_go_on_from_one_of_them(tmp_path: Path) -> None:
+    """Both lose a part. What is left of the second one fills the first one up, from what its dead worker has left."""
+    faults = [Fault(1, 13), Fault(2, 13)]
+    ran = harness.run(
+        tmp_path,
+        faults,
+        workers=4,
+        placement="tensor:ways=2",
+        strategy="diloco",
+        optimizer="Adam",
+        lr=ADAM_LR,
+    )
+    check(ran, faults, {0, 3})
+    checks.has_learned(ran)
+
+
+# Parts whose servers cannot do without a worker of theirs.
 ENDING = [
     *(case for case in sorted(TOGETHER) if not registered.outlives(*case)),
-    *shape("local-sgd", SMALLEST, replicas=1),
     *((text, placements.DEFAULT, 1) for text in STRATEGIES if text not in SURVIVORS),
 ]
 

@@ -21,9 +21,8 @@ STALL_S = 10.0
 """After so long without a word or a step a process is looked at more closely."""
 SAID_AFTER = 3.0  # stalls without a step, before a person is told; then after twice as long, and so on
 _LONG_STEPS = 3.0  # mean steps: slow is not stuck
-_COMPUTES_FOR = (
-    6.0  # stalls that a worker has which computes while others wait for it, in a run that was told to end
-)
+# In a run that was told to end: stalls that a worker has which computes, or is on another host, while others wait.
+_COMPUTES_FOR = 6.0
 _ANSWER_S = 0.5
 _NAMED = 4  # processes that a sentence names
 
@@ -183,6 +182,8 @@ class StuckWatch:
         ending = working or [one for one in seen if one.doing is not Doing.SERVES]
         if not ending:
             return ()  # servers stay until the run is over
+        if not working and self._is_spread and now_s - asked_s < _COMPUTES_FOR * self._stall_s:
+            return ()  # a worker of another host, which this launcher cannot look at, may be in a long step
         self._said = ""
         self._tell(seen, now_s)
         self._again_s = now_s + self._stall_s  # for the others, to go on without them and save

@@ -114,7 +114,8 @@ class Stages(ModelParallelPart):
         """Each stage draws from a stream of its own; afterwards the workers of a replica go on alike with theirs."""
         seed = int(torch.randint(1 << 62, ()))
         state = torch.get_rng_state()
-        torch.manual_seed(seed + self._stage)
+        # Not `torch.manual_seed`, which also formats the stack for each kind of device that is not there.
+        torch.default_generator.manual_seed(seed + self._stage)
         try:
             yield
         finally:

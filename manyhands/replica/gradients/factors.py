@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from manyhands.replica.layout import Layout, Span
+from manyhands.replica.layout import SPAN_BYTES, Layout, Span
 from manyhands.replica.memory import Team
 
 
@@ -24,6 +24,13 @@ def linear_weights(model: nn.Module) -> set[int]:
     no parameter, and to ask for it would compute it once more."""
     layers = (module for module in model.modules() if isinstance(module, nn.Linear))
     return {id(layer._parameters["weight"]) for layer in layers if "weight" in layer._parameters}
+
+
+def large_weights(model: nn.Module, params: Sequence[Tensor]) -> list[int]:
+    """Of these, the weights of linear layers whose gradients are worth making where they are wanted, in one piece of
+    memory that other processes see."""
+    ids = linear_weights(model)
+    return [index for index, param in enumerate(params) if id(param) in ids and param.nbytes >= SPAN_BYTES]
 
 
 class Factors:

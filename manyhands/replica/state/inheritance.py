@@ -4,7 +4,7 @@ The flat vectors of all generations are alike, since places depend on the model 
 only the owner of a span knew (numbers, odd-shaped tensors) is gathered from the owners that are left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -149,40 +149,54 @@ def _inherit_kept(replica: Replica, old: Replica | None, world: World, source: i
         replica.steps = old.steps if old is not None else steps[source]
 
 
-class Undo:
-    """A copy of a worker's own replica, as it is before a step in which it may be torn."""
+class _Copied:
+    """Parameters, and what optimizer and strategy keep beside them, in this worker's own memory."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._steps = replica.steps
         self._vectors = [vector.clone() for vector in self._torn()]
-        self._buffers = [buffer.clone() for buffer in dense(replica.part.buffers())]
         self._states = {
             param: {name: _copied(value) for name, value in values.items()}
             for param, values in replica.updates.export().items()
         }
         self._whole = whole_optimizer.Captured(replica.optimizer) if replica.runs_whole else None
         self._kept = {name: value.clone() for name, value in replica.kept.items()}
-        self._settings = replica.settings
-        self._eval_batch = replica.eval_batch
-        self._random = torch.get_rng_state()
 
     def _torn(self) -> list[Tensor]:
         return [self._replica.params, *self._replica.updates.vectors.values()]
 
-    def restore(self) -> None:
+    def put_back(self) -> None:
         replica = self._replica
-        replica.steps = self._steps
         with torch.no_grad():
             for vector, copy in zip(self._torn(), self._vectors, strict=True):
                 vector.copy_(copy)
-            for buffer, copy in zip(dense(replica.part.buffers()), self._buffers, strict=True):
-                buffer.copy_(copy)
         replica.updates.restore(replica.owned, self._states)
         if self._whole:
             self._whole.restore()
         replica.kept.clear()
         replica.kept.update(self._kept)
+
+
+class Undo:
+    """How a worker's own replica becomes again what it is now, before a step in which it may be torn."""
+
+    def __init__(self, replica: Replica, put_back: Callable[[], None] | None = None) -> None:
+        """`put_back` does that for the large vectors, where there is a copy of them already."""
+        self._replica = replica
+        self._steps = replica.steps
+        self._put_back = put_back or _Copied(replica).put_back
+        self._buffers = [buffer.clone() for buffer in dense(replica.part.buffers())]
+        self._settings = replica.settings
+        self._eval_batch = replica.eval_batch
+        self._random = torch.get_rng_state()
+
+    def restore(self) -> None:
+        replica = self._replica
+        self._put_back()
+        replica.steps = self._steps
+        with torch.no_grad():
+            for buffer, copy in zip(dense(replica.part.buffers()), self._buffers, strict=True):
+                buffer.copy_(copy)
         replica.settings = self._settings
         replica.eval_batch = self._eval_batch
         torch.set_rng_state(self._random)
