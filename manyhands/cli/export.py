@@ -31,8 +31,12 @@ def add_to(verbs: Any) -> None:
     )
     parser.add_argument("run_directory", metavar="RUN", type=Path, help="the directory of a run of `train`")
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the model's versions are")
-    parser.add_argument("--step", type=int, metavar="N", help="of which step (default: the newest checkpoint)")
-    parser.add_argument("--version", type=int, metavar="N", help="its number (default: one more than the highest)")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="of which step (default: the newest checkpoint)"
+    )
+    parser.add_argument(
+        "--version", type=int, metavar="N", help="its number (default: one more than the highest)"
+    )
     parser.add_argument(
         "--allow",
         action="append",

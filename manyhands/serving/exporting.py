@@ -11,7 +11,12 @@ from manyhands.serving.description import DESCRIPTION, Description
 
 
 def export(
-    run: Path, out: Path, *, version: int | None = None, step: int | None = None, allowed: Collection[str] = ()
+    run: Path,
+    out: Path,
+    *,
+    version: int | None = None,
+    step: int | None = None,
+    allowed: Collection[str] = (),
 ) -> tuple[Path, Description]:
     """Write the newest checkpoint of a run, or that of a step, as the next version under `out`."""
     place = _checkpoint(run, step)
@@ -36,7 +41,9 @@ def _checkpoint(run: Path, step: int | None) -> Path:
     if step is None:
         newest = index.latest(folder)
         if newest is None:
-            raise UsageError(f"there is no checkpoint in {run} to export; give the directory of a run that saved")
+            raise UsageError(
+                f"there is no checkpoint in {run} to export; give the directory of a run that saved"
+            )
         return newest
     known = dict(index.checkpoints(folder))
     if step not in known:

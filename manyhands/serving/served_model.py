@@ -78,7 +78,9 @@ class ServedModel:
     def warm_up(self, sizes: Collection[int]) -> None:
         """A first batch of each of these sizes, since first ones are slow; it must have the shape that is described."""
         for size in sizes:
-            shape = [self.form.most_tokens or 1 if length == FREE else length for length in self.form.row_shape]
+            shape = [
+                self.form.most_tokens or 1 if length == FREE else length for length in self.form.row_shape
+            ]
             outputs = self.run(torch.zeros(size, *shape, dtype=_TYPES[self.form.input.type]))
             expected = [shape[0] if length == FREE else length for length in self.form.output.shape[1:]]
             if list(outputs.shape) != [size, *expected]:
