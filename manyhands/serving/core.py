@@ -5,6 +5,7 @@ Knows no tensor, no socket and no HTTP; time comes from a clock that it is given
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -89,7 +90,10 @@ class ServingCore:
         """Follow the sources until cancelled."""
         try:
             while True:
-                self.look()
+                try:
+                    self.look()
+                except Exception:  # a fault of ours with one version is no reason to follow none
+                    traceback.print_exc()
                 await asyncio.sleep(LOOK_S)
         finally:
             for task in self._tasks:

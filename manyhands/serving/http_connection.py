@@ -5,6 +5,7 @@ is read, and a connection on which something was malformed is closed: what follo
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -129,15 +130,18 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[tuple[HttpRequest, HttpReply | None, bool]] = deque()
         self._abandon: Abandon | None = None
-        self._is_answering = self._is_busy = self._is_refused = self._in_message = self._in_body = False
-        self._url, self._headers, self._head_bytes = b"", dict[str, str](), 0
+        self._is_answering = self._is_paused = self._is_busy = self._is_refused = self._in_message = (
+            self._in_body
+        ) = False
+        self._url, self._headers = b"", dict[str, str]()
+        self._head_bytes = self._header_count = 0
         self._request: HttpRequest | None = None
-        self._reserved = 0
+        self._reserved = self._complete = 0
         self.deadline_s = time.monotonic() + self._limits.head_s
 
     @property
     def is_idle(self) -> bool:
-        return not (self._is_busy or self._waiting or self._in_message)
+        return not (self._is_busy or self._is_paused or self._waiting or self._in_message)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -166,6 +170,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if not self._in_message:
             self._begin()
+        before = self._complete
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -174,12 +179,20 @@ class HttpConnection(asyncio.Protocol):
             if not self._is_refused:
                 self._refuse(400, f"this is not HTTP/1.1: {error}")
         if self._in_message and not self._in_body:
-            self._head_bytes += len(data)
+            # What came with the end of another request is at most one packet, and is not counted.
+            self._head_bytes += len(data) if self._complete == before else 0
             if self._head_bytes > MOST_HEAD_BYTES:
                 self._refuse(431, f"the head of a request may have {MOST_HEAD_BYTES:,} bytes")
 
     def pause_writing(self) -> None:
+        """The client reads more slowly than it is answered: it gets no further answer meanwhile."""
+        self._is_paused = True
         self.deadline_s = time.monotonic() + self._limits.write_s
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._may_take(self._limits.idle_s)
+        self._next()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -203,7 +216,8 @@ class HttpConnection(asyncio.Protocol):
         key = name.decode("latin-1").lower()
         if key in self._headers and key in ("host", "content-length", "authorization", "transfer-encoding"):
             raise ValueError(f"{key} comes twice")
-        if len(self._headers) >= MOST_HEADERS:
+        self._header_count += 1
+        if self._header_count > MOST_HEADERS:
             raise ValueError(f"more than {MOST_HEADERS} headers")
         self._headers[key] = value.decode("latin-1")
 
@@ -223,7 +237,7 @@ class HttpConnection(asyncio.Protocol):
             self._waiting.append((request, refusal, False))
             self._next()
             return
-        self.deadline_s = time.monotonic() + self._limits.body_s
+        self._may_take(self._limits.body_s)
         if request.headers.get("expect", "").lower() == "100-continue" and not self._is_busy:
             assert self._transport is not None
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -242,21 +256,30 @@ class HttpConnection(asyncio.Protocol):
             return
         self._waiting.append((self._request, None, self._parser.should_keep_alive()))
         self._in_message = self._in_body = False
+        self._complete += 1
         if len(self._waiting) >= _MOST_PIPELINED and self._transport is not None:
             self._transport.pause_reading()
         self._next()
-        self._url, self._headers, self._request, self._head_bytes = b"", {}, None, 0
+        self._url, self._headers, self._request = b"", {}, None
+        self._head_bytes = self._header_count = 0
 
     def on_message_begin(self) -> None:
         self._begin()
 
+    def _may_take(self, limit_s: float) -> None:
+        """The time for what the client does next; one that does not read its answers has that of reading them."""
+        if not self._is_paused:
+            self.deadline_s = time.monotonic() + limit_s
+
     def _begin(self) -> None:
         self._in_message, self._in_body = True, False
         if not self._is_busy:
-            self.deadline_s = time.monotonic() + self._limits.head_s
+            self._may_take(self._limits.head_s)
 
     def _body_refusal(self, request: HttpRequest) -> HttpReply | None:
-        """By what the head says of the body."""
+        """By what the head says of the body, and of what is to come after it."""
+        if "upgrade" in request.headers:
+            return HttpReply.error(400, "this server changes to no other protocol; leave out Upgrade")
         if request.headers.get("content-encoding", "identity") != "identity":
             return HttpReply.error(415, "compressed bodies are not read; send it as it is")
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
@@ -292,7 +315,7 @@ class HttpConnection(asyncio.Protocol):
         if self._is_answering:
             return
         self._is_answering = True
-        while not self._is_busy and self._waiting and self._transport is not None:
+        while not (self._is_busy or self._is_paused) and self._waiting and self._transport is not None:
             self._answer_first()
         self._is_answering = False
 
@@ -328,19 +351,18 @@ class HttpConnection(asyncio.Protocol):
         if not keep:
             self._is_refused = True
             self._waiting.clear()
-            self.deadline_s = time.monotonic() + self._limits.write_s
+            self._may_take(self._limits.write_s)
             self._finish()
             return
-        self.deadline_s = time.monotonic() + (
-            self._limits.body_s if self._in_message else self._limits.idle_s
-        )
+        self._may_take(self._limits.body_s if self._in_message else self._limits.idle_s)
         self._next()
 
     def _finish(self) -> None:
         """Close such that the client finds the answer, also if it still sends what is not read any more."""
         assert self._transport is not None
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the client has ended the connection already
+                self._transport.write_eof()
             asyncio.get_running_loop().call_later(_LINGER_S, self.close)
         else:
             self._transport.close()

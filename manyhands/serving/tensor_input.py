@@ -40,7 +40,8 @@ def from_flat(form: Description, shape: Sequence[int], values: bytes | msgspec.R
     _check_shape(form, shape)
     try:
         kind: Any = list[float] if form.input.type == "FP32" else list[int]
-        array = np.array(msgspec.json.decode(values, type=kind), DTYPES[form.input.type])
+        with np.errstate(over="ignore"):
+            array = np.array(msgspec.json.decode(values, type=kind), DTYPES[form.input.type])
     except msgspec.ValidationError:
         array = _array(form, _decoded(values)).reshape(-1)
     except (msgspec.DecodeError, OverflowError, ValueError) as error:
