@@ -75,7 +75,7 @@ def estimated_bytes(place: Path) -> int:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, _LONGEST_HEADER)))
         sizes = [_size(entry["data_offsets"]) for entry in _of_model(header)]
-    except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError):
         return 0
     return sum(sizes)
 
