@@ -21,6 +21,7 @@ Start here:
   manyhands train                                   a small network on real digits, 2 workers
   manyhands train --model resnet20 --data cifar10 --fetch
   manyhands launch --workers 4 script.py            your own script, see `manyhands launch --help`
+  manyhands serve runs/mine                         answers from what is trained, also while it is trained
   manyhands list strategies                         what --strategy can be, with the papers
   manyhands doctor                                  what this machine can do
 """

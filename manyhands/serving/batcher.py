@@ -36,7 +36,7 @@ Answer = memoryview | ManyhandsError
 
 
 @dataclass(eq=False, kw_only=True)
-class Work:
+class QueuedRequest:
     """The samples of one request for one servable."""
 
     handle: int  # of the servable
@@ -75,11 +75,11 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Rows of several requests that go through the model together, as so many rows as `size` says."""
+    """InputRows of several requests that go through the model together, as so many rows as `size` says."""
 
     handle: int
     row_shape: tuple[int, ...]
-    parts: Sequence[tuple[Work, range]]
+    parts: Sequence[tuple[QueuedRequest, range]]
     size: int
 
     @property
@@ -108,7 +108,7 @@ class Batch:
 class _WorkQueue:
     """What waits for one servable."""
 
-    works: deque[Work] = field(default_factory=deque)
+    works: deque[QueuedRequest] = field(default_factory=deque)
     rows: int = 0  # of those that wait
     spent_s: float = 0.0  # of processes, counted from where the others were when it began
     row_s: float = 0.0
@@ -136,7 +136,7 @@ class Batcher:
         for work in self._queues.pop(handle).works:
             work.refuse(ModelError("this version was unloaded before it could answer; ask again"))
 
-    def add(self, work: Work) -> None:
+    def add(self, work: QueuedRequest) -> None:
         """Queue a request, or refuse it at once."""
         queue = self._queues[work.handle]
         queue.drop_over()
@@ -197,7 +197,7 @@ class Batcher:
     def _cut(self, handle: int) -> Batch:
         queue = self._queues[handle]
         first = queue.works[0]
-        parts: list[tuple[Work, range]] = []
+        parts: list[tuple[QueuedRequest, range]] = []
         room, unfinished = self.most_rows, []
         while queue.works and room:
             work = queue.works[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from manyhands.errors import ManyhandsError, UsageError
-from manyhands.serving.batcher import Answer, Batcher, DeadlinePassed, ModelError, Work
+from manyhands.serving.batcher import Answer, Batcher, DeadlinePassed, ModelError, QueuedRequest
 from manyhands.serving.loader import LoadFailed
 from manyhands.serving.manager import AVAILABILITY, VersionManager
 from manyhands.serving.servable import Servable, least_accuracy
@@ -147,8 +147,8 @@ class ServingCore:
         content: memoryview,
         timeout_s: float,
         answer: Callable[[Answer], None],
-    ) -> Work:
-        """Queue a request; `answer` is called once, unless the client goes before (`Work.is_over`)."""
+    ) -> QueuedRequest:
+        """Queue a request; `answer` is called once, unless the client goes before (`QueuedRequest.is_over`)."""
         begun_s = self._clock()
         version = servable.version
 
@@ -161,7 +161,7 @@ class ServingCore:
                 self._send_away(servable)
             answer(found)
 
-        work = Work(
+        work = QueuedRequest(
             handle=servable.handle,
             rows=rows,
             row_shape=row_shape,
@@ -174,7 +174,7 @@ class ServingCore:
         self._pump()
         return work
 
-    def abandon(self, servable: Servable, work: Work) -> None:
+    def abandon(self, servable: Servable, work: QueuedRequest) -> None:
         """The client has gone."""
         if not work.is_over:
             work.is_over = True

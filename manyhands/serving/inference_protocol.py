@@ -12,7 +12,7 @@ from manyhands.serving.description import Description
 from manyhands.serving.http_connection import HttpReply
 from manyhands.serving.model_pool import InvalidInput
 from manyhands.serving.servable import Servable
-from manyhands.serving.tensor_input import Rows, from_binary, from_flat
+from manyhands.serving.tensor_input import InputRows, from_binary, from_flat
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 EXTENSIONS = ("binary_tensor_data", "model_repository(index)")
@@ -57,7 +57,7 @@ class InferCall(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(InferCall).decode
 
 
-def parsed(form: Description, body: bytearray, header_length: str | None) -> tuple[InferCall, Rows]:
+def parsed(form: Description, body: bytearray, header_length: str | None) -> tuple[InferCall, InputRows]:
     """The call and its rows, if they are what the model takes."""
     view = memoryview(body)
     if header_length is not None and not (header_length.isascii() and header_length.isdigit()):

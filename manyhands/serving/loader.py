@@ -27,7 +27,7 @@ class LoadFailed(ManyhandsError):
         self.for_good = for_good
 
 
-class Pool(Protocol):
+class LoadingPool(Protocol):
     """Where models compute."""
 
     count: int
@@ -42,7 +42,7 @@ class Pool(Protocol):
 class VersionLoader:
     """Loads into all processes of a pool."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: LoadingPool) -> None:
         self._pool = pool
 
     async def load(self, version: ModelVersion, least_accuracy: float) -> Servable:

@@ -18,7 +18,7 @@ FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 60.0
 
 
-class Phase(enum.StrEnum):
+class VersionPhase(enum.StrEnum):
     """Where a version is on its way."""
 
     WAITING = "waiting"
@@ -33,14 +33,14 @@ class Phase(enum.StrEnum):
 class VersionState:
     """What the manager knows of a version."""
 
-    phase: Phase = Phase.WAITING
+    phase: VersionPhase = VersionPhase.WAITING
     reason: str = ""
     attempts: int = 0
     retry_at_s: float = 0.0
 
     @property
     def is_in_memory(self) -> bool:
-        return self.phase in (Phase.LOADING, Phase.READY, Phase.UNLOADING)
+        return self.phase in (VersionPhase.LOADING, VersionPhase.READY, VersionPhase.UNLOADING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,39 +73,39 @@ class VersionManager:
         found = [todo for model in self._aspired for todo in self._due_of(model, now_s)]
         for todo in found:
             state = self._states[todo.version]
-            state.phase = Phase.LOADING if todo.load else Phase.UNLOADING
+            state.phase = VersionPhase.LOADING if todo.load else VersionPhase.UNLOADING
             state.attempts += todo.load
         return found
 
     def loaded(self, version: ModelVersion) -> None:
-        self._expect(version, Phase.LOADING)
-        self._states[version] = VersionState(phase=Phase.READY)
+        self._expect(version, VersionPhase.LOADING)
+        self._states[version] = VersionState(phase=VersionPhase.READY)
 
     def failed(self, version: ModelVersion, reason: str, now_s: float, *, for_good: bool = False) -> None:
         """A load came to nothing. It is tried again, later and later, unless it would fail `for_good`."""
-        state = self._expect(version, Phase.LOADING)
-        state.phase = Phase.REJECTED if for_good else Phase.FAILED
+        state = self._expect(version, VersionPhase.LOADING)
+        state.phase = VersionPhase.REJECTED if for_good else VersionPhase.FAILED
         state.reason = reason
         state.retry_at_s = now_s + min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(state.attempts - 1, 10))
         self._forget(version.model)
 
     def unloaded(self, version: ModelVersion) -> None:
-        state = self._expect(version, Phase.UNLOADING)
+        state = self._expect(version, VersionPhase.UNLOADING)
         # One that was sent away for its answers does not come back.
         self._states[version] = VersionState(
-            phase=Phase.REJECTED if state.reason else Phase.WAITING, reason=state.reason
+            phase=VersionPhase.REJECTED if state.reason else VersionPhase.WAITING, reason=state.reason
         )
         self._forget(version.model)
 
     def lost(self, version: ModelVersion) -> None:
         """A ready version is in memory no more."""
-        self._expect(version, Phase.READY)
+        self._expect(version, VersionPhase.READY)
         self._states[version] = VersionState()
         self._forget(version.model)
 
     def withdraw(self, version: ModelVersion, reason: str) -> bool:
         """Send a ready version away for what it answers, if another one of its model is ready to take its place."""
-        if len(self.ready(version.model)) < 2 or self._states[version].phase is not Phase.READY:
+        if len(self.ready(version.model)) < 2 or self._states[version].phase is not VersionPhase.READY:
             return False
         self._states[version].reason = reason
         return True
@@ -113,7 +113,8 @@ class VersionManager:
     def ready(self, model: str) -> list[ModelVersion]:
         """The versions that answer, oldest first; those that are to go for their answers do not count."""
         return sorted(
-            one for one in self._of(model, lambda state: state.phase is Phase.READY and not state.reason)
+            one
+            for one in self._of(model, lambda state: state.phase is VersionPhase.READY and not state.reason)
         )
 
     def states(self, model: str) -> list[tuple[ModelVersion, VersionState]]:
@@ -130,11 +131,13 @@ class VersionManager:
         in_the_way = [one for one in self._of(model, lambda state: state.is_in_memory) if one not in aspired]
         if self.policy == RESOURCE and in_the_way:
             return
-        if any(self._of(model, lambda state: state.phase is Phase.LOADING)):
+        if any(self._of(model, lambda state: state.phase is VersionPhase.LOADING)):
             return  # one after the other: what comes next may have been superseded by then
         for version in reversed(aspired):
             state = self._states[version]
-            if state.phase is Phase.WAITING or (state.phase is Phase.FAILED and now_s >= state.retry_at_s):
+            if state.phase is VersionPhase.WAITING or (
+                state.phase is VersionPhase.FAILED and now_s >= state.retry_at_s
+            ):
                 yield ToDo(load=True, version=version)
                 return
 
@@ -144,13 +147,13 @@ class VersionManager:
         unwanted = [one for one in ready if one not in aspired]
         if self.policy == AVAILABILITY and aspired and len(unwanted) == len(ready):
             unwanted = unwanted[:-1]  # the newest answers until one that is wanted does
-        withdrawn = self._of(model, lambda state: state.phase is Phase.READY and bool(state.reason))
+        withdrawn = self._of(model, lambda state: state.phase is VersionPhase.READY and bool(state.reason))
         yield from (*unwanted, *withdrawn)
 
     def _of(self, model: str, admit: Callable[[VersionState], bool]) -> list[ModelVersion]:
         return [one for one, state in self._states.items() if one.model == model and admit(state)]
 
-    def _expect(self, version: ModelVersion, phase: Phase) -> VersionState:
+    def _expect(self, version: ModelVersion, phase: VersionPhase) -> VersionState:
         state = self._states.get(version)
         if state is None or state.phase is not phase:
             raise AssertionError(f"{version} is {state and state.phase}, not {phase}")

@@ -18,7 +18,7 @@ from manyhands.serving.http_connection import Abandon, HttpLimits, HttpReply, Ht
 from manyhands.serving.model_pool import InvalidInput, ModelPool
 from manyhands.serving.servable import Servable
 from manyhands.serving.server_status import gauges, status
-from manyhands.serving.tensor_input import Rows, outputs_of
+from manyhands.serving.tensor_input import InputRows, outputs_of
 
 Reply = Callable[[HttpReply], None]
 
@@ -168,7 +168,7 @@ class ServingApp:
                 content = await asyncio.wait_for(
                     self._pool.decoded(servable.handle, picture), self._timeout_s
                 )
-                rows = Rows(count=1, shape=servable.form.row_shape, content=content)
+                rows = InputRows(count=1, shape=servable.form.row_shape, content=content)
                 abandon.append(
                     self._ask(servable, rows, reply, lambda found: picture_upload.reply(servable, found, top))
                 )
@@ -193,7 +193,7 @@ class ServingApp:
     def _ask(
         self,
         servable: Servable,
-        rows: Rows,
+        rows: InputRows,
         reply: Reply,
         written: Callable[["np.ndarray[Any, Any]"], HttpReply],
         timeout_s: float | None = None,

@@ -16,7 +16,7 @@ _KINDS = {"FP32": "fiu", "INT64": "iu"}  # of numbers that JSON can have
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class InputRows:
     """Samples for a model."""
 
     count: int
@@ -24,7 +24,7 @@ class Rows:
     content: memoryview
 
 
-def from_binary(form: Description, shape: Sequence[int], content: memoryview) -> Rows:
+def from_binary(form: Description, shape: Sequence[int], content: memoryview) -> InputRows:
     """Tensors as they lie in memory."""
     _check_shape(form, shape)
     expected = math.prod(shape) * DTYPES[form.input.type].itemsize
@@ -35,7 +35,7 @@ def from_binary(form: Description, shape: Sequence[int], content: memoryview) ->
     return _checked(form, np.frombuffer(content, DTYPES[form.input.type]), shape, content)
 
 
-def from_flat(form: Description, shape: Sequence[int], values: bytes | msgspec.Raw) -> Rows:
+def from_flat(form: Description, shape: Sequence[int], values: bytes | msgspec.Raw) -> InputRows:
     """JSON: one list, or lists in lists, of as many numbers as the shape says."""
     _check_shape(form, shape)
     try:
@@ -53,7 +53,7 @@ def from_flat(form: Description, shape: Sequence[int], values: bytes | msgspec.R
     return _checked(form, array, shape, memoryview(array).cast("B"))
 
 
-def from_nested(form: Description, values: Any) -> Rows:
+def from_nested(form: Description, values: Any) -> InputRows:
     """Lists in lists, whose lengths are the shape."""
     array = _array(form, values)
     _check_shape(form, array.shape)
@@ -96,7 +96,7 @@ def _check_shape(form: Description, shape: Sequence[int]) -> None:
 
 def _checked(
     form: Description, values: "np.ndarray[Any, Any]", shape: Sequence[int], content: memoryview
-) -> Rows:
+) -> InputRows:
     """Refuse numbers that would spoil the answers, or end in an error that other requests in the batch would share."""
     if form.input.type == "FP32":
         if not np.isfinite(values).all():
@@ -105,10 +105,10 @@ def _checked(
             )
     elif form.task == "next-token" and (values.min() < 0 or values.max() >= form.classes):
         raise InvalidInput(f"{form.input.name} has tokens that are not from 0 to {form.classes - 1}")
-    return Rows(count=int(shape[0]), shape=tuple(map(int, shape[1:])), content=content)
+    return InputRows(count=int(shape[0]), shape=tuple(map(int, shape[1:])), content=content)
 
 
-def outputs_of(form: Description, rows: Rows, answer: memoryview) -> "np.ndarray[Any, Any]":
+def outputs_of(form: Description, rows: InputRows, answer: memoryview) -> "np.ndarray[Any, Any]":
     """A model's answer as a tensor; one that is not finite is none."""
     outputs = np.frombuffer(answer, DTYPES[form.output.type])
     if not np.isfinite(outputs).all():

@@ -11,25 +11,25 @@ import numpy as np
 
 from manyhands.serving.description import Description
 from manyhands.serving.http_connection import HttpReply
-from manyhands.serving.manager import Phase, VersionState
+from manyhands.serving.manager import VersionPhase, VersionState
 from manyhands.serving.model_pool import InvalidInput
 from manyhands.serving.stream import ModelVersion
-from manyhands.serving.tensor_input import Rows, from_nested
+from manyhands.serving.tensor_input import InputRows, from_nested
 
 SIGNATURE = "serving_default"
 
 _STATES = {
-    Phase.WAITING: "START",
-    Phase.LOADING: "LOADING",
-    Phase.READY: "AVAILABLE",
-    Phase.UNLOADING: "UNLOADING",
-    Phase.FAILED: "END",
-    Phase.REJECTED: "END",
+    VersionPhase.WAITING: "START",
+    VersionPhase.LOADING: "LOADING",
+    VersionPhase.READY: "AVAILABLE",
+    VersionPhase.UNLOADING: "UNLOADING",
+    VersionPhase.FAILED: "END",
+    VersionPhase.REJECTED: "END",
 }
 
 
 class PredictCall(msgspec.Struct, frozen=True):
-    """Rows (`instances`), or one tensor (`inputs`)."""
+    """InputRows (`instances`), or one tensor (`inputs`)."""
 
     instances: list[Any] | None = None
     inputs: Any = None
@@ -39,7 +39,7 @@ class PredictCall(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(PredictCall).decode
 
 
-def parsed(form: Description, body: bytearray) -> tuple[PredictCall, Rows]:
+def parsed(form: Description, body: bytearray) -> tuple[PredictCall, InputRows]:
     try:
         call = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyhands.serving.batcher import Answer, Batch, Batcher, DeadlinePassed, ModelError, QueueFull, Work
+from manyhands.serving.batcher import (
+    Answer,
+    Batch,
+    Batcher,
+    DeadlinePassed,
+    ModelError,
+    QueueFull,
+    QueuedRequest,
+)
 
 
 class Clients:
@@ -18,11 +26,11 @@ class Clients:
         self.answers: dict[int, list[Answer]] = {}
         self.asked: dict[int, bytes] = {}
 
-    def ask(self, handle: int, rows: int, deadline_s: float = math.inf) -> Work:
+    def ask(self, handle: int, rows: int, deadline_s: float = math.inf) -> QueuedRequest:
         number = len(self.asked)
         content = bytes((number * 7 + row) % 100 for row in range(rows))
         self.asked[number], self.answers[number] = content, []
-        work = Work(
+        work = QueuedRequest(
             handle=handle,
             rows=rows,
             row_shape=(),

@@ -14,7 +14,7 @@ from manyhands.serving.manager import (
     LAST_RETRY_S,
     POLICIES,
     RESOURCE,
-    Phase,
+    VersionPhase,
     VersionManager,
 )
 from manyhands.serving.stream import ModelVersion, TrafficShares, meant, version_policy
@@ -153,7 +153,7 @@ def test_a_rejected_version_never_replaces_the_one_that_answers() -> None:
     manager.failed(version(2), "accuracy 10 %", 0.0, for_good=True)
     assert manager.due(1e6) == []
     assert manager.ready(MODEL) == [version(1)]
-    assert dict(manager.states(MODEL))[version(2)].phase is Phase.REJECTED
+    assert dict(manager.states(MODEL))[version(2)].phase is VersionPhase.REJECTED
     manager.aspire(MODEL, [version(3)])
     load(manager)
     load(manager)
