@@ -5,7 +5,7 @@ from pathlib import Path
 
 from manyhands.checkpoint import index, tensor_file
 from manyhands.checkpoint.weights import WEIGHTS
-from manyhands.errors import CheckpointError, UsageError
+from manyhands.errors import CheckpointError, ManyhandsError, UsageError
 from manyhands.serving import served_model, version_folder
 from manyhands.serving.description import DESCRIPTION, Description
 
@@ -23,7 +23,7 @@ def export(
     try:
         found = served_model.load(place, allowed)
         found.warm_up([1])
-    except CheckpointError as error:
+    except ManyhandsError as error:
         raise CheckpointError(f"{place} cannot be exported: {error}") from None
     files = {
         WEIGHTS: tensor_file.encode(found.module.state_dict()),

@@ -2,6 +2,8 @@
 
 All of them hold every version. A batch goes to a process that is free, and while it computes the next one may already
 lie in its socket. A batch whose process dies is computed again: only a request that fails alone is refused.
+
+One more process is a spare. It has loaded PyTorch, which takes seconds, and no model, which takes little.
 """
 
 import asyncio
@@ -13,8 +15,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from manyhands.errors import ManyhandsError
 from manyhands.serving import model_frames as frames
@@ -168,6 +171,7 @@ class ModelPool:
         self._versions: dict[int, ModelVersion] = {}
         self._numbers = itertools.count()
         self._pauses_s: deque[float] = deque(maxlen=1)
+        self._spare: PoolProcess | None = None
         self._restarts: set[asyncio.Task[None]] = set()
         self._is_over = False
 
@@ -186,9 +190,10 @@ class ModelPool:
         for task in self._restarts:
             task.cancel()
         await asyncio.gather(*self._restarts, return_exceptions=True)
-        for process in self._processes:
+        processes = [*self._processes, *([self._spare] if self._spare else [])]
+        for process in processes:
             process.end()
-        for process in self._processes:
+        for process in processes:
             process.popen.kill()  # it computes nothing that any client waits for
             process.popen.wait()
         self._processes.clear()
@@ -205,6 +210,8 @@ class ModelPool:
             raise LoadFailed("no model process is alive; one is being started")
         self._versions[handle] = version
         self.batcher.open(handle)
+        if self._spare is None and not self._restarts:
+            self._later(self._begin_spare())  # only now: it takes as much of the cores as the first one
         first = found[0]
         return handle, first.form, first.accuracy, max(one.took_s for one in found)
 
@@ -250,6 +257,9 @@ class ModelPool:
     def lost(self, process: PoolProcess, how: str) -> None:
         """A process has ended: what it had is computed again, by others or by its replacement."""
         self.crashes += 1
+        if process is self._spare:
+            self._spare = None  # the next one comes with the next version, or with the next death
+            return
         self._processes.remove(process)
         for batch in process.batches.values():
             self.batcher.again(batch, ModelError(f"{how} while it computed this"))
@@ -265,15 +275,27 @@ class ModelPool:
         before_s = self._pauses_s[0] if self._pauses_s else 0.0
         pause_s = 0.0 if lived_s > _LONG_LIFE_S else min(_LONGEST_PAUSE_S, 2 * before_s or 0.5)
         self._pauses_s.append(pause_s)
-        self._say(f"{how}; another one starts" + (f" in {pause_s:.1f} s" if pause_s else ""))
-        task = asyncio.get_running_loop().create_task(self._replace(pause_s))
-        self._restarts.add(task)
-        task.add_done_callback(self._restarts.discard)
+        pause = f" in {pause_s:.1f} s" if pause_s and self._spare is None else ""
+        self._say(f"{how}; another one takes its place{pause}")
+        self._later(self._replace(pause_s))
         self.pump()
 
+    def _later(self, doing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(doing)
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    async def _begin_spare(self) -> None:
+        spare = self._spare = PoolProcess(self)
+        await spare.connect()
+
     async def _replace(self, pause_s: float) -> None:
-        await asyncio.sleep(pause_s)
-        process = await self._begin()
+        if self._spare is not None:
+            process, self._spare = self._spare, None
+            self._processes.append(process)
+        else:
+            await asyncio.sleep(pause_s)
+            process = await self._begin()
         for handle, version in sorted(self._versions.items(), reverse=True):  # the newest first
             try:
                 await self._load(process, handle, version)
@@ -283,6 +305,8 @@ class ModelPool:
                 if not any(handle in other.handles for other in self._processes):
                     self._unloadable(handle, str(error))
             self.pump()
+        if self._spare is None:
+            await self._begin_spare()
 
     async def _begin(self) -> PoolProcess:
         process = PoolProcess(self)

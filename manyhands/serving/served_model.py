@@ -19,7 +19,7 @@ from manyhands.checkpoint.publish import RECORD, TENSORS
 from manyhands.checkpoint.weights import WEIGHTS
 from manyhands.data import Data, Samples, StoredSet, gather
 from manyhands.data.transforms import Normalize, Scale
-from manyhands.errors import CheckpointError, UsageError
+from manyhands.errors import UsageError
 from manyhands.job.initial_weights import of_model
 from manyhands.job.plan import Plan
 from manyhands.serving import description, version_folder
@@ -70,7 +70,7 @@ class ServedModel:
         for inputs, targets in rows:
             outputs = self.run(inputs)
             if not torch.isfinite(outputs).all():
-                raise CheckpointError("on the recorded sample it answers with numbers that are not finite")
+                raise UsageError("on the recorded sample it answers with numbers that are not finite")
             right += int((outputs.argmax(-1) == targets).sum())
             total += targets.numel()
         return right / total
@@ -84,13 +84,16 @@ class ServedModel:
             outputs = self.run(torch.zeros(size, *shape, dtype=_TYPES[self.form.input.type]))
             expected = [shape[0] if length == FREE else length for length in self.form.output.shape[1:]]
             if list(outputs.shape) != [size, *expected]:
-                raise CheckpointError(
+                raise UsageError(
                     f"it gives {list(outputs.shape)} for {size} samples, and its description says {[size, *expected]}"
                 )
 
 
 def load(folder: Path, allowed: Collection[str] = ()) -> ServedModel:
-    """The version in a folder; code that it names runs only if `allowed` has the name."""
+    """The version in a folder; code that it names runs only if `allowed` has the name.
+
+    A damaged folder is a CheckpointError, and may become whole; what is whole and cannot be served is a UsageError.
+    """
     version_folder.verified(folder)
     if version_folder.is_checkpoint(folder):
         return _of_checkpoint(folder, allowed)
@@ -110,7 +113,7 @@ def _of_checkpoint(folder: Path, allowed: Collection[str]) -> ServedModel:
     try:
         plan = msgspec.convert(record.get("plan"), Plan)
     except msgspec.ValidationError:
-        raise CheckpointError(
+        raise UsageError(
             "it was saved by a script, so it does not say which model it is of; serve runs of `manyhands train`"
         ) from None
     _admit("data", plan.data, data.DATASETS, allowed)
@@ -148,7 +151,7 @@ def _module(
         module.load_state_dict({name: value.clone() for name, value in tensors.items()}, assign=True)
     except RuntimeError as error:
         said = " ".join(str(error).split())
-        raise CheckpointError(f"its weights are not those of {text}: {said[:500]}") from None
+        raise UsageError(f"its weights are not those of {text}: {said[:500]}") from None
     return module.eval().requires_grad_(False)
 
 
@@ -157,7 +160,7 @@ def _described(plan: Plan, samples: Data, sample: Sample, step: int) -> Descript
     inputs = sample.inputs
     row: tuple[int, ...] = (FREE,) if is_text else tuple(inputs.shape[1:])
     if inputs.dtype not in _NAMES:
-        raise CheckpointError(f"its inputs are {inputs.dtype}; models on {' or '.join(_TYPES)} can be served")
+        raise UsageError(f"its inputs are {inputs.dtype}; models on {' or '.join(_TYPES)} can be served")
     outputs = (FREE, FREE, samples.classes) if is_text else (FREE, samples.classes)
     return Description(
         model=plan.model,

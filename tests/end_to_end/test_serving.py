@@ -109,7 +109,7 @@ def server(home: Path) -> Iterator[InBackground]:
     settings = ServeSettings(
         models={"digits": ModelWords(source=str(home / "models" / "digits"))},
         port=0,
-        batching=BatchingWords(most_samples=16),
+        batching=BatchingWords(most_samples=16, timeout_s=PATIENCE_S),
     )
     with InBackground(settings) as found:
         yield found
@@ -263,7 +263,7 @@ def test_a_killed_model_process_is_replaced_and_no_request_fails(server: InBackg
         one.join()
     assert set(outcomes) == {200}
     assert server.server.pool.living != before
-    assert any("was killed by SIGKILL; another one starts" in line for line in server.said)
+    assert any("was killed by SIGKILL; another one takes its place" in line for line in server.said)
 
 
 # Folders that are wrong

@@ -13,8 +13,8 @@ from manyhands.serving.batcher import (
     Batcher,
     DeadlinePassed,
     ModelError,
-    QueueFull,
     QueuedRequest,
+    QueueFull,
 )
 
 

@@ -14,8 +14,8 @@ from manyhands.serving.manager import (
     LAST_RETRY_S,
     POLICIES,
     RESOURCE,
-    VersionPhase,
     VersionManager,
+    VersionPhase,
 )
 from manyhands.serving.stream import ModelVersion, TrafficShares, meant, version_policy
 
