@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -171,6 +172,7 @@ def server(
     shares: dict[str, float] | None = None,
     most_waiting: int = 4096,
     timeout_s: float = 5.0,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[InThread]:
     """One model, m, of version 1."""
     source, ready, over = ListedSource(), threading.Event(), asyncio.Event()
@@ -189,7 +191,9 @@ def server(
         app = ServingApp(core, pool, rules or AccessRules(), limits, timeout_s)  # type: ignore[arg-type]
         table = ConnectionTable(limits)
         loop = asyncio.get_running_loop()
-        listening = await loop.create_server(lambda: HttpConnection(app, table), "127.0.0.1", 0, backlog=1024)
+        listening = await loop.create_server(
+            lambda: HttpConnection(app, table), "127.0.0.1", 0, backlog=1024, ssl=tls
+        )
         following = loop.create_task(core.run())
         port = listening.sockets[0].getsockname()[1]
         while not core.is_ready():

@@ -30,14 +30,23 @@ Say = Callable[[str], None]
 class RunningServer:
     """What is there while a server runs."""
 
-    def __init__(self, address: str, core: ServingCore, pool: ModelPool, table: ConnectionTable) -> None:
+    def __init__(
+        self,
+        address: str,
+        listener: asyncio.Server,
+        core: ServingCore,
+        pool: ModelPool,
+        table: ConnectionTable,
+    ) -> None:
         self.address = address
+        self._listener = listener
         self.core = core
         self.pool = pool
         self.table = table
 
     async def drain(self) -> None:
         """Answer what has been asked, and nothing more."""
+        self._listener.close()
         self.table.drain()
         until = asyncio.get_running_loop().time() + DRAIN_S
         while self.table.open and asyncio.get_running_loop().time() < until:
@@ -78,7 +87,7 @@ async def serving(settings: ServeSettings, say: Say = lambda line: None) -> Asyn
             scheme = "https" if context else "http"
             port = listener.getsockname()[1]
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            yield RunningServer(f"{scheme}://{host}:{port}", core, pool, table)
+            yield RunningServer(f"{scheme}://{host}:{port}", server, core, pool, table)
         finally:
             server.close()
             for task in filter(None, (following, sweeping)):

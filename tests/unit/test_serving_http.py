@@ -3,14 +3,21 @@
 import json
 import random
 import socket
+import ssl
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from manyhands.errors import UsageError
+from manyhands.serving import http_server
 from manyhands.serving.access_rules import AccessRules, AccessToken
 from manyhands.serving.http_connection import MOST_HEAD_BYTES, HttpLimits
+from manyhands.serving.serve_settings import ServeSettings
 from tests import served
 from tests.served import InThread, body_of, infer_body, request, status_of
 
@@ -464,3 +471,31 @@ def test_a_token_is_good_for_its_role_and_its_models(guarded: InThread) -> None:
         assert asked(ADMIN_TOKEN, path, body, method) == 200
     twice = as_holder(INFER_TOKEN) + as_holder(ADMIN_TOKEN)
     assert status_of(guarded.exchange(request("/metrics", headers=twice))) == 400
+
+
+@pytest.mark.processes
+def test_tls_with_a_certificate_that_is_given(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-days",
+        "1",
+    ]
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*words, *names], check=True, capture_output=True)
+    settings = ServeSettings(models={}, certificate=str(certificate), key=str(key))
+    with served.server(tls=http_server._tls(settings)) as found:
+        client = ssl.create_default_context(cafile=str(certificate))
+        with client.wrap_socket(found.connect(), server_hostname="localhost") as connection:
+            connection.sendall(request(INFER, infer_body()))
+            assert status_of(served.drained(connection)) == 200
+        assert found.exchange(request("/")) == b"", "nothing is said to a client that speaks plainly"
+    with pytest.raises(UsageError, match="cannot be used"):
+        http_server._tls(msgspec.structs.replace(settings, key=str(certificate)))
