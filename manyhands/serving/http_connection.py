@@ -7,6 +7,7 @@ is read, and a connection on which something was malformed is closed: what follo
 import asyncio
 import contextlib
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -335,7 +336,13 @@ class HttpConnection(asyncio.Protocol):
             is_answered = True
             self._answer(request, found, keep=keep)
 
-        abandon = self._application.handle(request, reply)
+        try:
+            abandon = self._application.handle(request, reply)
+        except Exception:  # a fault of ours: of one request, and not of the server
+            traceback.print_exc()
+            if not is_answered:
+                reply(HttpReply.error(500, "this server has failed at this request; its log says how"))
+            return
         if not is_answered:
             self._abandon = abandon
 

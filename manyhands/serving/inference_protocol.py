@@ -12,7 +12,7 @@ from manyhands.serving.description import Description
 from manyhands.serving.http_connection import HttpReply
 from manyhands.serving.model_pool import InvalidInput
 from manyhands.serving.servable import Servable
-from manyhands.serving.tensor_input import InputRows, from_binary, from_flat
+from manyhands.serving.tensor_input import InputRows, from_binary, from_flat, octets
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 EXTENSIONS = ("binary_tensor_data", "model_repository(index)")
@@ -112,7 +112,7 @@ def reply(servable: Servable, call: InferCall, outputs: "np.ndarray[Any, Any]") 
     if not call.wants_binary:
         tensor["data"] = outputs.reshape(-1).tolist()
         return HttpReply.json(answer)
-    content = memoryview(outputs.reshape(-1)).cast("B")
+    content = octets(outputs)
     tensor["parameters"] = {"binary_data_size": len(content)}
     head = msgspec.json.encode(answer)
     return HttpReply(

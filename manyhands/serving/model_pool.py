@@ -180,6 +180,10 @@ class ModelPool:
         """The process ids."""
         return [process.popen.pid for process in self._processes]
 
+    @property
+    def has_spare(self) -> bool:
+        return self._spare is not None
+
     async def start(self) -> None:
         for _ in range(self.count):
             await self._begin()
@@ -231,7 +235,8 @@ class ModelPool:
         number = next(self._numbers)
         future = process.pictures[number] = asyncio.get_running_loop().create_future()
         process.tell(frames.DecodePicture(number=number, handle=handle), picture)
-        return await future
+        found: memoryview = await future
+        return found
 
     def pump(self) -> None:
         """Give the processes what waits, as far as they have room."""
@@ -322,4 +327,5 @@ class ModelPool:
                 handle=handle, place=str(version.place), warm_up=tuple(sizes), allowed=self._allowed
             )
         )
-        return await future
+        found: frames.VersionLoaded = await future
+        return found

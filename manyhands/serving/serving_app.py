@@ -68,16 +68,20 @@ class ServingApp:
             reply(self._counted(found))
 
         try:
-            return self._handle(request, counted)
+            found = self._handle(request, counted)
         except ManyhandsError as error:
-            counted(refused(error))
+            found = refused(error)
+        if isinstance(found, HttpReply):
+            counted(found)
             return None
+        return found
 
     def _counted(self, reply: HttpReply) -> HttpReply:
         self._core.metrics.responses[reply.status] += 1
         return reply
 
-    def _handle(self, request: HttpRequest, reply: Reply) -> Abandon | None:
+    def _handle(self, request: HttpRequest, reply: Reply) -> HttpReply | Abandon:
+        """The answer, or how to abandon what `reply` will be called for."""
         path = request.path
         if path[:2] == ("v2", "models") and len(path) > 2:
             return self._v2_model(request, reply)
@@ -86,8 +90,8 @@ class ServingApp:
         if path == ("predict",):
             return self._predict(request, reply)
         if path[:2] == ("admin", "models"):
-            return reply(self._change_labels(path[2], request))
-        return reply(self._plain(path))
+            return self._change_labels(path[2], request)
+        return self._plain(path)
 
     def _plain(self, path: tuple[str, ...]) -> HttpReply:
         """What is answered at once, without a model."""
@@ -106,20 +110,18 @@ class ServingApp:
             return HttpReply.json(status(self._core, self._pool))
         return try_page.reply(path)
 
-    def _v2_model(self, request: HttpRequest, reply: Reply) -> Abandon | None:
+    def _v2_model(self, request: HttpRequest, reply: Reply) -> HttpReply | Abandon:
         model, version, label, (what, *_) = _named(request.path[2:], default="")
         if what == "ready":
             self._core.entry(model)
             try:
                 self._core.choose(model, version, label)
             except (NotReady, NoSuchModel):
-                return reply(HttpReply(status=503))
-            return reply(HttpReply())
+                return HttpReply(status=503)
+            return HttpReply()
         servable = self._core.choose(model, version, label)
         if what == "":
-            return reply(
-                HttpReply.json(inference_protocol.model_metadata(model, self._core.ready(model), servable))
-            )
+            return HttpReply.json(inference_protocol.model_metadata(model, self._core.ready(model), servable))
         header = request.headers.get(inference_protocol.HEADER_LENGTH.lower())
         call, rows = inference_protocol.parsed(servable.form, request.body, header)
         return self._ask(
@@ -130,7 +132,7 @@ class ServingApp:
             call.timeout_s,
         )
 
-    def _v1_model(self, request: HttpRequest, reply: Reply) -> Abandon | None:
+    def _v1_model(self, request: HttpRequest, reply: Reply) -> HttpReply | Abandon:
         *path, last = request.path[2:]
         name, _, verb = last.partition(":")
         model, version, label, (what, *_) = _named((*path, name), default="")
@@ -141,16 +143,16 @@ class ServingApp:
         if what == "metadata":
             servable = self._core.choose(model, version, label)
             number = servable.version.version
-            return reply(HttpReply.json(tensorflow_rest.metadata(model, number, servable.form)))
+            return HttpReply.json(tensorflow_rest.metadata(model, number, servable.form))
         self._core.entry(model)
         known = self._core.manager.states(model)
         if version is not None:
             known = [pair for pair in known if pair[0].version == version]
             if not known:
                 raise NoSuchModel(f"version {version} of {model} is not known")
-        return reply(HttpReply.json(tensorflow_rest.status(known)))
+        return HttpReply.json(tensorflow_rest.status(known))
 
-    def _predict(self, request: HttpRequest, reply: Reply) -> Abandon | None:
+    def _predict(self, request: HttpRequest, reply: Reply) -> HttpReply | Abandon:
         """A picture: read where a broken one can do no harm, then queued like any other input."""
         model = self._default_model(request.asked("model"))
         version = request.asked("version")

@@ -11,7 +11,7 @@ import numpy as np
 from manyhands.serving.description import FREE, Description
 from manyhands.serving.model_pool import InvalidInput
 
-DTYPES = {"FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
+DTYPES: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
 _KINDS = {"FP32": "fiu", "INT64": "iu"}  # of numbers that JSON can have
 
 
@@ -50,14 +50,19 @@ def from_flat(form: Description, shape: Sequence[int], values: bytes | msgspec.R
         raise InvalidInput(
             f"{form.input.name} has {array.size:,} numbers; {list(shape)} has {math.prod(shape):,}"
         )
-    return _checked(form, array, shape, memoryview(array).cast("B"))
+    return _checked(form, array, shape, octets(array))
 
 
 def from_nested(form: Description, values: Any) -> InputRows:
     """Lists in lists, whose lengths are the shape."""
     array = _array(form, values)
     _check_shape(form, array.shape)
-    return _checked(form, array.reshape(-1), array.shape, memoryview(array.reshape(-1)).cast("B"))
+    return _checked(form, array.reshape(-1), array.shape, octets(array))
+
+
+def octets(array: "np.ndarray[Any, Any]") -> memoryview:
+    """The bytes of an array, where they lie."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _decoded(values: bytes | msgspec.Raw) -> Any:

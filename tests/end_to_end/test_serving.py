@@ -90,6 +90,7 @@ class InBackground:
         self._thread.start()
         assert self._ready.wait(PATIENCE_S)
         until(lambda: self.get("/v2/health/ready").status_code == 200, str(self.said))
+        until(lambda: self.server.pool.has_spare)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -104,14 +105,17 @@ class InBackground:
         return {one["version"]: one for one in models[model]["versions"]}
 
 
-@pytest.fixture(scope="module")
-def server(home: Path) -> Iterator[InBackground]:
-    settings = ServeSettings(
+def settings_of(home: Path) -> ServeSettings:
+    return ServeSettings(
         models={"digits": ModelWords(source=str(home / "models" / "digits"))},
         port=0,
         batching=BatchingWords(most_samples=16, timeout_s=PATIENCE_S),
     )
-    with InBackground(settings) as found:
+
+
+@pytest.fixture(scope="module")
+def server(home: Path) -> Iterator[InBackground]:
+    with InBackground(settings_of(home)) as found:
         yield found
 
 
@@ -234,36 +238,37 @@ def test_an_uploaded_picture_is_seen_as_training_saw_it(home: Path, server: InBa
 # Deaths
 
 
-def test_a_killed_model_process_is_replaced_and_no_request_fails(server: InBackground) -> None:
+def test_a_killed_model_process_is_replaced_and_no_request_fails(home: Path) -> None:
     inputs, _ = samples(1)
-    body = {
-        "inputs": [
-            {"name": "input", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": inputs.ravel().tolist()}
-        ]
-    }
-    outcomes: Counter[int] = Counter()
-    over = threading.Event()
+    with InBackground(settings_of(home)) as server:
+        body = {
+            "inputs": [
+                {"name": "input", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": inputs.ravel().tolist()}
+            ]
+        }
+        outcomes: Counter[int] = Counter()
+        over = threading.Event()
 
-    def client() -> None:
-        with httpx.Client(base_url=server.server.address, timeout=PATIENCE_S) as session:
-            while not over.is_set():
-                outcomes[session.post("/v2/models/digits/infer", json=body).status_code] += 1
+        def client() -> None:
+            with httpx.Client(base_url=server.server.address, timeout=PATIENCE_S) as session:
+                while not over.is_set():
+                    outcomes[session.post("/v2/models/digits/infer", json=body).status_code] += 1
 
-    clients = [threading.Thread(target=client) for _ in range(4)]
-    for one in clients:
-        one.start()
-    until(lambda: outcomes[200] > 20)
-    before = server.server.pool.living
-    os.kill(before[0], signal.SIGKILL)
-    until(lambda: server.server.pool.crashes == 1 and server.server.pool.living)
-    seen = outcomes[200]
-    until(lambda: outcomes[200] > seen + 20, str(server.said))
-    over.set()
-    for one in clients:
-        one.join()
-    assert set(outcomes) == {200}
-    assert server.server.pool.living != before
-    assert any("was killed by SIGKILL; another one takes its place" in line for line in server.said)
+        clients = [threading.Thread(target=client) for _ in range(4)]
+        for one in clients:
+            one.start()
+        until(lambda: outcomes[200] > 20)
+        before = server.server.pool.living
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: server.server.pool.crashes == 1 and server.server.pool.living)
+        seen = outcomes[200]
+        until(lambda: outcomes[200] > seen + 20, str(server.said))
+        over.set()
+        for one in clients:
+            one.join()
+        assert set(outcomes) == {200}
+        assert server.server.pool.living != before
+        assert any("was killed by SIGKILL; another one takes its place" in line for line in server.said)
 
 
 # Folders that are wrong
