@@ -164,7 +164,7 @@ def test_an_export_says_what_is_wrong(home: Path) -> None:
 
 def test_training_goes_on_from_an_exported_version(home: Path) -> None:
     """In a run as a person starts it; the rest is in unit/test_initial_weights.py."""
-    train = ("train", "--workers", "1", "--steps", "1", "--save-every", "never", "--json")
+    train = ("train", "--workers", "1", "--threads", "1", "--steps", "1", "--save-every", "never", "--json")
     done = manyhands(*train, "--weights", "models/digits", cwd=home)
     assert json.loads(done.out)["accuracy"] > 0.5
 
@@ -322,19 +322,9 @@ def test_versions_that_are_damaged_worse_or_of_foreign_code_are_reported_and_not
 def test_a_run_is_served_while_it_trains(tmp_path: Path) -> None:
     """The command, versions as they are saved, requests all the while, and an orderly end."""
     environ = clean_environment()
+    words = "--workers 1 --threads 1 --model mlp --epochs 12 --save-every 100steps --out run"
     train = subprocess.Popen(
-        [
-            str(BIN / "manyhands"),
-            "train",
-            "--workers",
-            "1",
-            "--epochs",
-            "12",
-            "--save-every",
-            "100steps",
-            "--out",
-            "run",
-        ],
+        [str(BIN / "manyhands"), "train", *words.split()],
         cwd=tmp_path,
         env=environ,
         stdin=subprocess.DEVNULL,
