@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ADAPTED := .adapters/.ready
+SERVERS := .servers/.ready
 
-.PHONY: help train test test-fast golden chaos soak lint docs bench bench-check numbers peers clean
+.PHONY: help train test test-fast golden chaos soak lint docs bench bench-check numbers peers serving-peers serving-chaos clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
@@ -20,6 +21,8 @@ help:
 	@echo "make bench-check  that every benchmark runs, with numbers that mean nothing (about 2 minutes)"
 	@echo "make numbers make docs/benchmarks.md, README's table and its picture from benchmarks/results"
 	@echo "make peers   TensorFlow in an environment of its own, for benchmarks/strategies.py"
+	@echo "make serving-peers  FastAPI and LitServe in an environment of their own, for benchmarks/serving.py"
+	@echo "make serving-chaos  kill model processes and damage versions while requests go on (2 minutes)"
 	@echo "make clean   remove the environment and caches"
 
 train: $(READY)
@@ -77,6 +80,20 @@ bench-check: $(READY)
 numbers: $(READY)
 	$(BIN)/python -m benchmarks.report
 
+serving-chaos: $(READY)
+	$(BIN)/python -m tests.faults.serving_chaos --seconds 120
+
+# Servers that ours is compared with, beside .venv, whose PyTorch they use.
+serving-peers: $(SERVERS)
+
+$(SERVERS): $(READY)
+	rm -rf .servers && $(BIN)/python -m venv --without-pip .servers
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.servers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	.servers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		fastapi==0.163.2 litserve==0.2.19
+	@touch $(SERVERS)
+
 # What we are compared with and do not depend on; benchmarks leave out what is not there.
 peers: $(READY)
 	test -x .peers/bin/python || $(BIN)/python -m venv .peers || \
@@ -103,4 +120,4 @@ $(ADAPTED): $(READY)
 	@touch $(ADAPTED)
 
 clean:
-	rm -rf $(VENV) .adapters .peers .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .adapters .peers .servers .pytest_cache .ruff_cache .mypy_cache .hypothesis build *.egg-info

@@ -21,7 +21,15 @@ CLUSTER = (
     "threads",
     "device",
 )  # flags that are words of [cluster]
-TRAIN = ("batch", "optimizer", "seed", "save_every", "keep")  # flags that are words of [train]
+TRAIN = (
+    "batch",
+    "optimizer",
+    "weights",
+    "head",
+    "seed",
+    "save_every",
+    "keep",
+)  # flags that are words of [train]
 
 _SETTING = re.compile(r"(\w+)=(.+?): (.*)", re.DOTALL)
 

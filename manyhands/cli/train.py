@@ -42,6 +42,7 @@ examples:
   manyhands train --model mlp:hidden=512-512 --optimizer adamw:lr=0.001
   manyhands train --strategy {strategies.DEFAULT}:topology=ring --workers 4
   manyhands train --placement pipeline:stages=2,microbatches=8 --model vgg16 --workers 2
+  manyhands train --weights runs/a --head new --data images:photos    fine-tuning, for other classes
   manyhands train job.toml --epochs 3                    flags override the file
   manyhands train --out runs/a --save-every 10min --keep 5
   manyhands train --out runs/a --resume                  go on where that run stopped, on other --workers if need be
@@ -129,6 +130,14 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--optimizer",
         metavar="O",
         help="as sgd:lr=0.05,momentum=0.9 (default: what suits model and strategy)",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="begin with these: a .safetensors file, what `export` wrote, or a run (fine-tuning)",
+    )
+    parser.add_argument(
+        "--head", choices=["new"], help="new: --weights leaves the last layer alone, for other classes"
     )
     parser.add_argument(
         "--seed", type=int, metavar="N", help="same seed, same plan: the same parameters, to the bit"

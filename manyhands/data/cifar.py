@@ -26,6 +26,10 @@ from manyhands.foreign.regular import read_small
 SHAPE = (3, 32, 32)
 _PIXEL_BYTES = 3 * 32 * 32
 _BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+CLASS_NAMES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
 _NORMALIZE = Normalize(mean=(0.4914, 0.4822, 0.4465), deviation=(0.2470, 0.2435, 0.2616))
 
 Batch = tuple[Tensor, Tensor]
@@ -54,6 +58,7 @@ def load(request: Request, settings: NoSettings) -> Data:
         classes=10,
         scale=Scale(),
         normalize=_NORMALIZE,
+        class_names=CLASS_NAMES,
     )
 
 

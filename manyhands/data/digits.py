@@ -28,4 +28,5 @@ def load(request: Request, settings: NoSettings) -> Data:
         shape=(1, 8, 8),
         classes=10,
         scale=Scale(full=_BRIGHTEST),
+        class_names=tuple("0123456789"),
     )

@@ -49,6 +49,7 @@ class IdxSource:
     folders: tuple[str, ...]
     normalize: Normalize
     ways: tuple[tuple[FetchMethod, Unpack], ...]
+    class_names: tuple[str, ...]
 
     def load(self, request: Request, settings: NoSettings) -> Data:
         root = data_directory(request.directory)
@@ -80,6 +81,7 @@ class IdxSource:
             classes=10,
             scale=Scale(),
             normalize=self.normalize,
+            class_names=self.class_names,
         )
 
 
@@ -154,6 +156,7 @@ def _official(address: str, *digests: str) -> tuple[FetchMethod, Unpack]:
 MNIST = IdxSource(
     name="mnist",
     folders=("mnist", "MNIST/raw"),
+    class_names=tuple("0123456789"),
     normalize=Normalize(mean=(0.1307,), deviation=(0.3081,)),
     ways=(
         _official(
@@ -176,6 +179,10 @@ MNIST = IdxSource(
 FASHION_MNIST = IdxSource(
     name="fashion-mnist",
     folders=("fashion-mnist", "FashionMNIST/raw"),
+    class_names=(
+        *("T-shirt", "trouser", "pullover", "dress", "coat"),
+        *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
     normalize=Normalize(mean=(0.2860,), deviation=(0.3530,)),
     ways=(
         _official(

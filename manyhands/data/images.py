@@ -21,7 +21,7 @@ from manyhands.foreign.regular import open_regular
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow goes by the content, and would start another program for PostScript that is called `.png`."""
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 _LARGEST_DEFAULT_SIZE = 224
@@ -47,13 +47,28 @@ class FolderStore:
         return images, self.labels[indices]
 
     def _decoded(self, path: Path) -> Tensor:
-        from PIL import Image, ImageOps  # here: every session loads this module, and few load pictures
-
         with _opened(path) as image:
-            # JPEGs can be decoded at a fraction of their size, which is most of the work saved.
-            image.draft("RGB", (self.size, self.size))
-            fitted = ImageOps.fit(image.convert("RGB"), (self.size, self.size), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(fitted)).permute(2, 0, 1)
+            return fitted(image, channels=3, height=self.size, width=self.size)
+
+
+def fitted(image: "Picture", *, channels: int, height: int, width: int) -> Tensor:
+    """A picture as bytes [channels, height, width]: scaled until it covers them, the middle cut out."""
+    from PIL import Image, ImageOps  # here: every session loads this module, and few load pictures
+
+    mode = "L" if channels == 1 else "RGB"
+    # JPEGs can be decoded at a fraction of their size, which is most of the work saved.
+    image.draft(mode, (width, height))
+    found = np.array(ImageOps.fit(image.convert(mode), (width, height), Image.Resampling.BILINEAR))
+    return torch.from_numpy(found).view(height, width, channels).permute(2, 0, 1)
+
+
+def refuse_large(image: "Picture") -> None:
+    """Refuse a picture by the size that its head tells, before anything of it is decoded."""
+    from PIL import Image
+
+    pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
+    if most is not None and pixels > most:
+        raise ValueError(f"{image.width:,} × {image.height:,} pixels; at most {most:,} are decoded")
 
 
 def load(request: Request, settings: PictureSettings) -> Data:
@@ -82,6 +97,7 @@ def load(request: Request, settings: PictureSettings) -> Data:
         scale=Scale(),
         normalize=settings.normalize(request.text, (3, size, size)),
         note=note,
+        class_names=tuple(classes),
     )
 
 
@@ -130,13 +146,11 @@ def _opened(path: Path) -> "Iterator[Picture]":
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
-            pixels, most = image.width * image.height, Image.MAX_IMAGE_PIXELS
-            if most is not None and pixels > most:
-                raise ValueError(f"{image.width:,} × {image.height:,} pixels; at most {most:,} are decoded")
+        with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+            refuse_large(image)
             yield image
     except UnidentifiedImageError:
-        raise _broken(path, f"it is none of {', '.join(_FORMATS)}") from None
+        raise _broken(path, f"it is none of {', '.join(FORMATS)}") from None
     except Exception as error:  # a damaged picture can fail in any way
         reason = error.strerror if isinstance(error, OSError) else None
         raise _broken(path, reason or str(error) or type(error).__name__) from None

@@ -42,6 +42,7 @@ def pictures(
     scale: Scale | None = None,
     normalize: Normalize | None = None,
     note: str = "",
+    class_names: tuple[str, ...] = (),
 ) -> Data:
     """Both parts scaled, sized and normalised; the train part also moved and mirrored if asked for."""
     if len(shape) != 3 and (request.size or request.augment):
@@ -60,4 +61,5 @@ def pictures(
         classes=classes,
         task="classify",
         note=note,
+        class_names=class_names,
     )

@@ -49,6 +49,8 @@ class Data:
     """`classify` or `next-token`."""
     note: str = ""
     """What the source decided by itself, in one line for the user."""
+    class_names: tuple[str, ...] = ()
+    """What a person calls the classes, where the source knows."""
 
 
 class StoredSet(Dataset[tuple[Tensor, Tensor]]):

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from manyhands.engine.session import Session
 from manyhands.engine.worker_process import host_count, worker_count
 from manyhands.errors import UsageError
 from manyhands.job import plan as plans
+from manyhands.job.initial_weights import adopt
 from manyhands.job.optimizers import make_optimizer
 from manyhands.job.plan import Plan
 from manyhands.job.rate_schedule import RateSchedule, go_on, scheduled
@@ -71,6 +73,8 @@ def _begin(plan: Plan) -> tuple[data.Data, Session, LambdaLR | None]:
         torch.set_num_threads(plan.cluster.threads)
     torch.manual_seed(plan.train.seed)
     samples, model = load(plan)
+    if plan.train.weights is not None:
+        adopt(model, Path(plan.train.weights), plan.train.head)
     model.to(plan.cluster.device)
     optimizer = make_optimizer(plan.train.optimizer or "", model)
     steps_per_epoch = _steps(plan, len(samples.train))

@@ -21,6 +21,7 @@ from manyhands.foreign.regular import not_through_links, read_small
 from manyhands.job import learning_rate
 
 DEVICES = ("cpu", "cuda")
+HEADS = ("new",)
 SCHEDULES = ("constant", "cosine")
 DEFAULT_EPOCHS = 12
 LARGEST_SEED = 2**63 - 1
@@ -53,6 +54,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     clip_norm: float | None = None
     size: int | None = None  # pictures are scaled to size × size
     augment: bool = False
+    weights: str | None = None  # where the model's weights come from, if not from chance
+    head: str | None = None  # `new`: the last layer's do not
     seed: int = 0
     save_every: str = "epoch"  # or `500 steps`, `10 min`, `never`; and at the end, unless never
     keep: int = KEEP  # checkpoints that remain
@@ -120,6 +123,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if train.warm_up is not None and not 0 <= train.warm_up < math.inf:
             raise UsageError(f"warm_up={train.warm_up:g}: it must be a number of epochs, 0 or more")
+        if train.head is not None and train.head not in HEADS:
+            raise UnknownName("head", train.head, HEADS)
+        if train.head is not None and train.weights is None:
+            raise UsageError(f"head={train.head}: it says what --weights leaves alone, so give --weights too")
         if not 0 <= train.seed <= LARGEST_SEED:
             raise UsageError(f"seed={train.seed}: it must be from 0 to {LARGEST_SEED}")
         for kind, name, known in (

@@ -32,6 +32,7 @@ OPTIONS = {
     "recovery": [],
     "attacks": [],
     "extremes": [],
+    "serving": [],
     "soak": [],
     "porting": [],
     "placements-equality": ["equality"],

@@ -56,6 +56,8 @@ schedule = "cosine"
 clip_norm = 1.5
 size = 64
 augment = true
+weights = "runs/first"
+head = "new"
 seed = 11
 save_every = "500 steps"
 keep = 5
@@ -80,6 +82,8 @@ PLAN = Plan(
         clip_norm=1.5,
         size=64,
         augment=True,
+        weights="runs/first",
+        head="new",
         seed=11,
         save_every="500 steps",
         keep=5,
@@ -128,7 +132,7 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
         *("--strategy", "parameter-server:consistency=async", "--workers", "4:6", "--servers", "2"),
         *("--hosts", "2@10.0.0.1:29400", "--threads", "1", "--device", "cpu"),
         *("--epochs", "3", "--steps", "7", "--batch", "16", "--optimizer", "adamw:lr=0.001", "--seed", "11"),
-        *("--save-every", "500 steps", "--keep", "5"),
+        *("--save-every", "500 steps", "--keep", "5", "--weights", "runs/first", "--head", "new"),
     )
     only_in_files = {
         field: getattr(PLAN.train, field)
