@@ -17,6 +17,9 @@ training stood still; worker 0's "saved" line says that it is on the disk, `seco
 `events/server-<i>.jsonl`: its "updates" lines have `staleness` and `leads`, each value with how often it
 occurred since the last such line; a "dropped" line says why something that came over the network was not a
 message, and a "listens" line at which `port` its process `pid` takes connections that prove a key of the run.
+
+The launcher of each host writes `events/host-<number>.jsonl`: a "usage" line a second, whose `rank` is the host's
+number, with what `host_usage.py` reads. Its counters only grow, as those of the kernel do; a rate is a difference.
 """
 
 from manyhands.telemetry.recorder import add_seconds, close, count, event, open, step, timed, totals

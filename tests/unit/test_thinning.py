@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from manyhands import telemetry
-from manyhands.telemetry import lines, recorder, tensorboard, thinning
+from manyhands.telemetry import lines, record_log, tensorboard, thinning
 from manyhands.telemetry.read import Tail, read
 
 FULL, GROWTH = 64, 1 << 16
@@ -28,7 +28,7 @@ def _closed() -> Iterator[None]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run of a week what a run of seconds has."""
     monkeypatch.setattr(thinning, "FULL", FULL)
-    monkeypatch.setattr(recorder, "GROWTH_BYTES", GROWTH)
+    monkeypatch.setattr(record_log, "GROWTH_BYTES", GROWTH)
 
 
 def step_line(step: int, rank: int = 0, **more: Any) -> lines.Record:
