@@ -34,6 +34,7 @@ KINDS = {
     "network-bound": "workers wait for the network between hosts",
     "update-bound": "the optimizer takes most of the time that is no computation",
     "server-bound": "workers wait for a server that is busy or slow",
+    "script-bound": "the script spends its time between steps",
     "busy-host": "something else uses the processor",
     "diverging-loss": "the loss is no number, or rises",
     "rate-too-high": "the loss jumps or does not fall, and the learning rate is the likely reason",

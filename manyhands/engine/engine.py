@@ -256,6 +256,15 @@ class Engine:
         self.siblings.joint.leave(self.number)
         telemetry.event("end", step=self.progress.steps)
 
+    def terms(self) -> dict[str, Any]:
+        """For the records: on what terms the run trains, by which one can tell whether its rate suits it."""
+        tuning = strategies.tuning(self.strategy, self.world.size, len(self.world.hosts))
+        waits = {"lockstep": self.traits.lockstep, "period": self.period}
+        return {"rate": self._rate(), "late": tuning.late, **waits}
+
+    def _rate(self) -> float:
+        return max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups)
+
     def _suspects(self) -> Suspects:
         """The possible causes of a loss that goes wrong."""
         staleness = float(strategies.tuning(self.strategy, self.world.size, len(self.world.hosts)).late)
@@ -263,7 +272,7 @@ class Engine:
             if self.generation.servers:
                 staleness = reports.staleness(reports.fetch(self.generation.servers))["mean"]
         return Suspects(
-            rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
+            rate=self._rate(),
             staleness=staleness,
             # Replicas that meet in groups, or each at its own pace, agree only at a pause.
             period=self.period if self.traits.lockstep and not self.has_groups else 1,

@@ -22,10 +22,12 @@ _SEGMENTS = {"InSegs": "segments_received", "OutSegs": "segments_sent"}
 
 
 class HostUsage:
-    """This host, as its network namespace sees it; processor and memory are those of the machine."""
+    """This host, as its network namespace sees it; processor and memory are those of the machine, which several
+    emulated hosts may share: then they give the same `machine`."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
+        self._machine = self._proc.joinpath("sys/kernel/random/boot_id").read_text()[:8]
         self._first_processor = self._processor()
         self._first_segments = self._segments()
         self._first_interfaces = self._interfaces()
@@ -38,6 +40,7 @@ class HostUsage:
             for name, found in self._interfaces().items()
         }
         return {
+            "machine": self._machine,
             "cores": os.cpu_count() or 1,
             **_since(self._processor(), self._first_processor),
             **self._memory(),

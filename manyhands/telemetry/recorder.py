@@ -63,6 +63,26 @@ class timed:
         _counters[self._name + "_s"] += _clock() - self._began_s
 
 
+class computing(timed):
+    """`timed("compute")` around the passes of a step. What was waited for inside of them, for another worker's turn or
+    for a server, is in `held_s` as well: it is none of this worker's own time."""
+
+    __slots__ = ("_waited_s",)
+
+    def __init__(self) -> None:
+        super().__init__("compute")
+
+    def __enter__(self) -> None:
+        self._waited_s = _counters["wait_s"]
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        _counters["held_s"] += _counters["wait_s"] - self._waited_s
+
+
 def step(*, step: int, epoch: int, loss: float | None, samples: int, **more: Any) -> None:
     """Record a finished step of this worker with everything counted since the last one.
 

@@ -26,7 +26,7 @@ SLICE_S = 0.002
 
 _TAIL_BYTES = 1 << 16
 _BEGINNING = re.compile(
-    rb'\{"kind":"(step|log|process|updates|usage)","t":([0-9.e+]+),"rank":-?\d+(?:,"step":(\d+))?'
+    rb'\{"kind":"(step|log|process|updates|serving|usage)","t":([0-9.e+]+),"rank":-?\d+(?:,"step":(\d+))?'
 )
 
 
