@@ -20,10 +20,10 @@ from starlette.websockets import WebSocket
 from manyhands.dashboard.answers import run_picture, zoomed
 from manyhands.dashboard.assets import Assets
 from manyhands.dashboard.choices import choices, plan_of, preview
-from manyhands.dashboard.graph_of import graph_of
 from manyhands.dashboard.gatekeeper import SESSION_S, Keys
-from manyhands.dashboard.pushing import Pushing
+from manyhands.dashboard.graph_of import graph_of
 from manyhands.dashboard.own_runs import OwnRuns
+from manyhands.dashboard.pushing import Pushing
 from manyhands.dashboard.run_list import RunList, read_json, terminal
 from manyhands.dashboard.torch_helper import TorchHelper
 from manyhands.errors import ManyhandsError, UsageError
@@ -80,7 +80,7 @@ class PageAnswers:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        self._live = Pushing(self._runs, self.own.rows)
+        self._live = Pushing(self._runs, self.own)
         try:
             yield
         finally:

@@ -85,15 +85,22 @@ class OwnRuns:
         return name in self._processes
 
     def rows(self) -> list[dict[str, Any]]:
-        """The list of runs, with what this page knows of its own."""
-        rows = self._runs.rows()
-        for row in rows:
-            row["is_own"] = self.is_running(row["name"])
-            if row["is_own"]:
-                row["state"] = "live"
-            elif row["name"] in self._processes and row["state"] == "live":
-                row["state"] = "failed" if row["error"] else "stopped"
+        """The list of runs, live ones first, with what this page knows of its own."""
+        rows = [self._with_ours(row) for row in self._runs.rows()]
         return sorted(rows, key=lambda row: (row["state"] != "live", -row["changed_t"]))
+
+    def row(self, name: str) -> dict[str, Any]:
+        """How one run stands."""
+        return self._with_ours(self._runs.row(name))
+
+    def _with_ours(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Of our own runs we know whether they go on."""
+        row["is_own"] = self.is_running(row["name"])
+        if row["is_own"]:
+            row["state"], row["error"] = "live", ""
+        elif row["name"] in self._processes and row["state"] in ("live", "empty"):
+            row["state"] = "failed" if row["error"] else "stopped"
+        return row
 
     def close(self) -> list[str]:
         """Stop all of them; gives the names of those that were going on."""
@@ -113,8 +120,7 @@ class OwnRuns:
         place = self._runs.place(name)
         if place is None:
             raise UsageError(f"there is no run {name[:100]!r} in {self._runs.directory}")
-        row = next(row for row in self.rows() if row["name"] == name)
-        if row["state"] == "live":
+        if self.row(name)["state"] == "live":
             raise UsageError(f"{name} is going on; stop it first")
         return place
 

@@ -5,13 +5,14 @@ sent before; one that reads nothing at all is cut off.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import time
+from contextlib import suppress
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from manyhands.dashboard.followed import Follower
+from manyhands.dashboard.own_runs import OwnRuns
 from manyhands.dashboard.run_list import RunList
 
 SLOW_S = 20.0
@@ -22,9 +23,9 @@ MOST_WATCHING = 64
 class Pushing:
     """All open WebSockets of the page. Made and used in its event loop; `tell` may be called from any thread."""
 
-    def __init__(self, runs: RunList, rows: Callable[[], list[dict[str, Any]]]) -> None:
+    def __init__(self, runs: RunList, own: OwnRuns) -> None:
         self._runs = runs
-        self._rows = rows
+        self._own = own
         self._loop = asyncio.get_running_loop()
         self._bells: set[asyncio.Event] = set()
         self.follower = Follower(self.tell)
@@ -59,41 +60,58 @@ class Pushing:
             bell.set()
 
     async def _send(self, socket: WebSocket, bell: asyncio.Event, wish: "_Wish") -> None:
-        said = b""
         while True:
-            if wish.run is not None and (place := self._runs.place(wish.run)) is not None:
-                followed = self.follower.follow(place)
-                since = wish.version
-                version, message = await asyncio.to_thread(followed.message, since)
-                if version != since and version > 0:
-                    wish.version = version
-                    await _send_soon(socket, message)
-            elif wish.run is None and wish.is_heard:
-                message = msgspec.json.encode({"type": "runs", "rows": await asyncio.to_thread(self._rows)})
-                if message != said:
-                    await _send_soon(socket, message)
-                said = message
-            elif wish.run is not None:
-                await _send_soon(socket, msgspec.json.encode({"type": "gone", "run": wish.run}))
-                wish.run = None
-                wish.is_heard = False
-            try:
+            if wish.run is not None:
+                await self._send_run(socket, wish, wish.run)
+            elif wish.is_heard:
+                await self._send_list(socket, wish)
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LIST_S):
                     await bell.wait()
-                    if wish.run is None and wish.is_heard:
+                    if wish.run is None and wish.is_heard and wish.said:
                         await asyncio.sleep(LIST_S)  # a list is not worth more than one message a second
-            except TimeoutError:
-                pass
             bell.clear()
+
+    async def _send_run(self, socket: WebSocket, wish: "_Wish", name: str) -> None:
+        place = self._runs.place(name)
+        if place is None:
+            await _send_soon(socket, msgspec.json.encode({"type": "gone", "run": name}))
+            wish.want(None)
+            wish.is_heard = False
+            return
+        followed = self.follower.follow(place)
+        since = wish.version
+        version, message = await asyncio.to_thread(followed.message, since)
+        if version != since and version > 0:
+            await _send_soon(socket, message)
+            if wish.run == name and wish.version == since:
+                wish.version = version
+        if time.monotonic() - wish.told_s > LIST_S / 2:
+            wish.told_s = time.monotonic()
+            row = msgspec.json.encode({"type": "row", "row": await asyncio.to_thread(self._own.row, name)})
+            if row != wish.said:
+                await _send_soon(socket, row)
+                wish.said = row
+
+    async def _send_list(self, socket: WebSocket, wish: "_Wish") -> None:
+        message = msgspec.json.encode({"type": "runs", "rows": await asyncio.to_thread(self._own.rows)})
+        if message != wish.said:
+            await _send_soon(socket, message)
+            wish.said = message
 
 
 class _Wish:
-    """What a browser wants to see."""
+    """What a browser wants to see, and what it has been told last."""
 
     def __init__(self) -> None:
-        self.run: str | None = None
-        self.version = 0
         self.is_heard = False
+        self.want(None)
+
+    def want(self, run: str | None) -> None:
+        self.run = run
+        self.version = 0
+        self.said = b""
+        self.told_s = 0.0
 
 
 async def _hear(socket: WebSocket, bell: asyncio.Event, wish: _Wish) -> None:
@@ -101,7 +119,8 @@ async def _hear(socket: WebSocket, bell: asyncio.Event, wish: _Wish) -> None:
     try:
         while True:
             wanted = msgspec.json.decode(await socket.receive_text(), type=dict[str, str | None])
-            wish.run, wish.version, wish.is_heard = wanted.get("run"), 0, True
+            wish.want(wanted.get("run"))
+            wish.is_heard = True
             bell.set()
     except (WebSocketDisconnect, msgspec.MsgspecError, KeyError):
         return
