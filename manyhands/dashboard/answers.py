@@ -7,9 +7,13 @@ the pieces of a curve have become wider, that is from the beginning.
 import math
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from manyhands.dashboard.buckets import Buckets, Columns
 from manyhands.dashboard.run_list import ASKED, read_json
@@ -113,10 +117,15 @@ def _message(run: ReadRun, *, is_whole: bool) -> dict[str, Any]:
     if view.staleness:
         message["staleness"] = sorted(view.staleness.items())[:200]
     if is_whole:
-        message["plan"] = read_json(run.place / "plan.json") or read_json(run.place / ASKED)
-        message["summary"] = read_json(run.place / "summary.json")
+        message |= papers(run.place)
         message["predicted"] = read_json(run.place / "prediction.json")
     return message
+
+
+def papers(place: Path) -> dict[str, Any]:
+    """The plan of a run, as it was settled or else as it was asked for, and its summary."""
+    plan = read_json(place / "plan.json") or read_json(place / ASKED)
+    return {"plan": plan, "summary": read_json(place / "summary.json")}
 
 
 def _edge(curve: Buckets, x: float, width: float) -> float | None:
@@ -151,13 +160,13 @@ def _head(run: ReadRun) -> dict[str, Any]:
         "total_steps": _whole(view.facts.get("total_steps")),
         "epoch": view.epoch,
         "epochs": _whole(view.facts.get("epochs")),
-        "workers": view.workers,
+        "workers": len(view.present),
         "samples_per_second": samples_per_second,
         "left_s": view.left_s(now),
         "first_t": view.first_t if view.first_t < math.inf else None,
         "last_t": view.last_t if view.last_t > -math.inf else None,
         "now_t": now,
-        "has_ended": bool(view.ended) and len(view.ended) >= view.workers,
+        "has_ended": bool(view.ended) and len(view.ended) >= len(view.present),
         "is_behind": run.is_behind,
         "damaged": run.damaged,
         "left_out": view.happenings.left_out,
@@ -169,33 +178,34 @@ def _workers(run: ReadRun) -> dict[str, Any]:
     view = run.view
     if view.times is None:
         return {"count": 0, "rows": [], "mean": None}
-    recent, ever, rates = view.times.shares(recent=True), view.times.shares(recent=False), view.times.rates()
+    recent = view.times.shares(recent=True)
     present = recent[recent.sum(axis=1) > 0]
-    rows = []
-    for rank in range(min(view.times.workers, MOST_ROWS)) if view.times.workers <= MOST_ROWS else ():
-        usage = view.usage.get(rank, {})
-        step, t, epoch = view.last_step.get(rank, (0, 0.0, 0))
-        rows.append(
-            {
-                "rank": rank,
-                "step": step,
-                "last_t": t,
-                "epoch": epoch,
-                "recent": recent[rank].round(4).tolist(),
-                "ever": ever[rank].round(4).tolist(),
-                "rate": float(rates[rank]),
-                "is_gone": rank in view.happenings.gone,
-                "cpu_percent": number(usage.get("cpu_percent")),
-                "memory_bytes": number(usage.get("memory_bytes")),
-            }
-        )
-    mean = (present if len(present) else ever).mean(axis=0) if len(ever) else None
     return {
         "count": view.times.workers,
         "parts": [*PARTS, "other"],
-        "rows": rows,
-        "mean": None if mean is None else mean.round(4).tolist(),
+        "rows": list(_rows(view, recent)) if view.times.workers <= MOST_ROWS else [],
+        "mean": present.mean(axis=0).round(4).tolist() if len(present) else None,
     }
+
+
+def _rows(view: RunView, recent: NDArray[np.float64]) -> Iterator[dict[str, Any]]:
+    assert view.times is not None
+    ever, rates = view.times.shares(recent=False), view.times.rates()
+    for rank in range(view.times.workers):
+        usage = view.usage.get(rank, {})
+        step, t, epoch = view.last_step.get(rank, (0, 0.0, 0))
+        yield {
+            "rank": rank,
+            "step": step,
+            "last_t": t,
+            "epoch": epoch,
+            "recent": recent[rank].round(4).tolist(),
+            "ever": ever[rank].round(4).tolist(),
+            "rate": float(rates[rank]),
+            "is_gone": rank in view.happenings.gone,
+            "cpu_percent": number(usage.get("cpu_percent")),
+            "memory_bytes": number(usage.get("memory_bytes")),
+        }
 
 
 def _whole(value: Any) -> int | None:

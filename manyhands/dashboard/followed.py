@@ -13,14 +13,19 @@ import msgspec
 
 from manyhands.dashboard.answers import ReadRun, changes, snapshot
 from manyhands.diagnosis import Diagnosis
+from manyhands.telemetry.lines import Record
 from manyhands.telemetry.read import Tail
 
 POLL_S = 0.08
 QUIET_S = 0.5
+BEHIND_S = 0.4
+"""How often a page hears of a run that is still read from its beginning."""
 AT_ONCE_BYTES = 4 << 20
 FORGET_S = 60.0
 MOST_RUNS = 12
 DIAGNOSE_S = 2.0
+HEARD_WHOLE = 100_000
+KEPT_OF = 16
 MOST_BUSY = 0.3
 """Part of the time that reading may take while a run is up to date; the rest belongs to the run itself."""
 
@@ -32,8 +37,9 @@ class Followed(ReadRun):
         super().__init__(place=place)
         self.wanted_s = time.monotonic()
         self._tail = Tail(place)
-        self._diagnosis = Diagnosis()
+        self._diagnosis = Diagnosis(recent=not (place / "summary.json").exists())
         self._diagnosed_s = 0.0
+        self._caught_up = 0
         self._message = (0, b"")  # the newest changes, and the version that they lead to
         self._whole = (-1, b"")
 
@@ -46,13 +52,21 @@ class Followed(ReadRun):
         with self.lock:
             self.damaged = self._tail.damaged
             self.view.add(records)
-            self._diagnosis.add(records)
+            self._diagnosis.add(self._heard(records) if self.is_behind else records)
             if time.monotonic() - self._diagnosed_s > DIAGNOSE_S and not self.is_behind:
                 self._diagnosed_s = time.monotonic()
                 self.findings = self._diagnosis.findings()
             self.version += 1
             self._message = (self.version, msgspec.json.encode(changes(self)))
         return True
+
+    def _heard(self, records: list[Record]) -> list[Record]:
+        """Of a long run that is read from its beginning the diagnosis hears a part of the steps, as if it were thinned:
+        a person waits for the page."""
+        self._caught_up += len(records)
+        if self._caught_up < HEARD_WHOLE:
+            return records
+        return [one for one in records if one["kind"] != "step" or _is_kept(one.get("step"))]
 
     def message(self, since: int) -> tuple[int, bytes]:
         """What a page that has the version `since` needs: the changes where it is one behind, else everything."""
@@ -63,6 +77,10 @@ class Followed(ReadRun):
             if self._whole[0] != version:
                 self._whole = (version, msgspec.json.encode(snapshot(self)))
             return self._whole
+
+
+def _is_kept(step: object) -> bool:
+    return isinstance(step, int) and step % KEPT_OF == 0
 
 
 class Follower:
@@ -100,6 +118,7 @@ class Follower:
         self._thread.join()
 
     def _run(self) -> None:
+        told_s = 0.0
         while not self._is_over:
             began_s = time.perf_counter()
             with self._lock:
@@ -107,9 +126,11 @@ class Follower:
                 self._runs = {place: run for place, run in self._runs.items() if run.wanted_s > old_s}
                 runs = list(self._runs.values())
             found = [run.read() for run in runs]
-            if any(found):
+            is_behind = any(run.is_behind for run in runs)
+            if any(found) and (not is_behind or began_s - told_s > BEHIND_S):
                 self._tell()
-            if any(run.is_behind for run in runs):
+                told_s = began_s
+            if is_behind:
                 self._wake.wait(0.001)
             else:
                 took_s = time.perf_counter() - began_s

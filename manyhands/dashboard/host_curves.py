@@ -30,7 +30,7 @@ class HostCurves:
             return
         before, self._before[host] = self._before.get(host), record
         elapsed_s = record["t"] - before["t"] if before else 0.0
-        if before is None or not 0.05 < elapsed_s < LONGEST_GAP_S:
+        if before is None or not 0.05 < elapsed_s < LONGEST_GAP_S or _is_new(before, record):
             return
         curves = self.curves.setdefault(host, {name: Buckets(first_t, 1.0, 4096) for name in CURVES})
         cores = number(record.get("cores"), 1.0)
@@ -82,6 +82,11 @@ def _network(before: Record, now: Record, what: str) -> float:
         for name, one in found.items()
         if isinstance(one, dict) and isinstance(earlier.get(name) or {}, dict) and name != _LOOPBACK
     )
+
+
+def _is_new(before: Record, now: Record) -> bool:
+    """Whether another launcher counts, from nothing."""
+    return number(now.get("cpu_idle_s"), 0.0) < number(before.get("cpu_idle_s"), 0.0)
 
 
 def _grown(before: Record, now: Record, name: str) -> float:

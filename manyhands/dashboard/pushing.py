@@ -7,10 +7,12 @@ sent before; one that reads nothing at all is cut off.
 import asyncio
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from manyhands.dashboard.answers import papers
 from manyhands.dashboard.followed import Follower
 from manyhands.dashboard.own_runs import OwnRuns
 from manyhands.dashboard.run_list import RunList
@@ -88,10 +90,13 @@ class Pushing:
                 wish.version = version
         if time.monotonic() - wish.told_s > LIST_S / 2:
             wish.told_s = time.monotonic()
-            row = msgspec.json.encode({"type": "row", "row": await asyncio.to_thread(self._own.row, name)})
+            row = await asyncio.to_thread(self._row, name, place)
             if row != wish.said:
                 await _send_soon(socket, row)
                 wish.said = row
+
+    def _row(self, name: str, place: Path) -> bytes:
+        return msgspec.json.encode({"type": "row", "row": self._own.row(name)} | papers(place))
 
     async def _send_list(self, socket: WebSocket, wish: "_Wish") -> None:
         message = msgspec.json.encode({"type": "runs", "rows": await asyncio.to_thread(self._own.rows)})

@@ -22,6 +22,7 @@ LARGEST_STEP = 1 << 50
 MOST_GAP = 1 << 20
 MOST_CURVES = 64
 SPEED_S = 5.0
+PRESENT_S = 10.0
 A_DAY_S = 86_400.0
 _AMOUNTS = tuple(f"{part}_s" for part in PARTS)
 
@@ -50,30 +51,38 @@ class RunView:
 
     def add(self, records: Iterable[Record]) -> None:
         """Take what has been recorded since the last call."""
-        steps = []
+        steps: list[Record] = []
         for record in records:
             if not _is_of_this_age(record["t"]):
                 continue
             if record["kind"] == "step":
                 steps.append(record)
-            else:
-                self._add_other(record)
-        if steps:
-            self._add_steps(steps)
+                continue
+            if record["kind"] == "start":  # the steps before it are of another beginning
+                self._add_steps(steps)
+                steps = []
+            self._add_other(record)
+        self._add_steps(steps)
+
+    @property
+    def present(self) -> list[int]:
+        """Workers that have not gone, and that have made a step not long before the newest."""
+        since = self.last_t - PRESENT_S
+        return [
+            rank
+            for rank, (_, t, _) in self.last_step.items()
+            if t > since and rank not in self.happenings.gone
+        ]
 
     @property
     def step(self) -> int:
         """Steps finished, as a mean over the workers: they may be far apart."""
-        present = [step for rank, (step, _, _) in self.last_step.items() if rank not in self.happenings.gone]
-        return sum(present) // len(present) if present else 0
+        steps = [self.last_step[rank][0] for rank in self.present or self.last_step]
+        return sum(steps) // len(steps) if steps else 0
 
     @property
     def epoch(self) -> int:
         return max((epoch for _, _, epoch in self.last_step.values()), default=0)
-
-    @property
-    def workers(self) -> int:
-        return len(self.last_step.keys() - self.happenings.gone)
 
     def speed(self, now: float) -> tuple[float, float]:
         """Samples per second of all workers and steps per second of one, over the last seconds of the run."""
@@ -84,7 +93,7 @@ class RunView:
             return 0.0, 0.0
         span_s = max(until - max(until - SPEED_S, self.first_t), 0.25)
         samples = sum(entry[1] for entry in self._recent) / span_s
-        steps = sum(entry[2] for entry in self._recent) / span_s / max(self.workers, 1)
+        steps = sum(entry[2] for entry in self._recent) / span_s / max(len(self.present), 1)
         return samples, steps
 
     def left_s(self, now: float) -> float | None:
@@ -98,6 +107,8 @@ class RunView:
         if kind == "start":
             self.facts |= {key: value for key, value in record.items() if key not in ("kind", "rank")}
             self.ended.discard(rank)
+            self.happenings.gone.discard(rank)
+            self.last_step.pop(rank, None)  # it goes on from a checkpoint, or copies the others
         elif kind == "end":
             self.ended.add(rank)
         elif kind == "process":
@@ -143,22 +154,21 @@ class RunView:
 
         Of an old run's lines only some are left: each stands for the steps before it that are not there any more.
         """
-        rank, t, step = record["rank"], record["t"], record.get("step")
-        if not isinstance(step, int) or not 0 <= step < LARGEST_STEP or not 0 <= rank < 1 << 30:
+        rank, t, get = record["rank"], record["t"], record.get
+        step, epoch, loss = get("step"), get("epoch"), get("loss")
+        if type(step) is not int or not 0 <= step < LARGEST_STEP or not 0 <= rank < 1 << 30:
             return None
         before, before_t, _ = self.last_step.get(rank, (step - 1, t, 0))
         gap = step - before if 0 < step - before < MOST_GAP else 1
-        epoch = record.get("epoch")
-        self.last_step[rank] = (step, t, epoch if isinstance(epoch, int) and 0 <= epoch < LARGEST_STEP else 0)
-        samples = _amount(record.get("samples"))
-        loss = number(record.get("loss"), math.nan)
-        if not math.isfinite(loss) and record.get("loss") is not None:
+        self.last_step[rank] = (step, t, epoch if type(epoch) is int and 0 <= epoch < LARGEST_STEP else 0)
+        if type(loss) is not float:
+            loss = number(loss, math.nan)
+        if not math.isfinite(loss) and get("loss") is not None and get("samples") != 0:
             self.happenings.not_a_number(record)
-        return (
-            rank, t, step, loss, samples, gap,
-            *(_amount(record.get(name)) for name in _AMOUNTS),
-            min(max(t - before_t, 0.0), A_DAY_S), samples,
-        )  # fmt: skip
+        samples = _amount(get("samples"))
+        compute, wait, exchange, update = map(_amount, map(get, _AMOUNTS))
+        wall = min(max(t - before_t, 0.0), A_DAY_S)
+        return rank, t, step, loss, samples, gap, compute, wait, exchange, update, wall, samples
 
     def _add_staleness(self, counts: Any) -> None:
         for value, count in counts.items() if isinstance(counts, dict) else ():
@@ -187,7 +197,9 @@ class RunView:
 
 
 def _amount(value: Any) -> float:
-    found = number(value, 0.0)
+    if value is None:
+        return 0.0
+    found = value if type(value) is float else number(value, 0.0)
     return found if 0 < found < 1e18 else 0.0
 
 

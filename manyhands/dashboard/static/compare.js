@@ -27,7 +27,7 @@ export async function showCompare(main, names) {
   main.append(
     el("div", { class: "head" }, el("div", { class: "grow" }, el("h1", {}, `${runs.length} runs side by side`), el("p", { class: "sub" }, "The same axis for all: choose what it counts.")),
       segments("Along", { step: "Steps", samples: "Samples", time: "Time" }, axis, (value) => { axis = value; for (const plot of [loss, accuracy]) { plot.isZoomed = false; plot.options.xLabel = value; } draw(); for (const plot of [loss, accuracy]) plot.build(); })),
-    problem, el("div", { class: "grid" }, lossPanel.root, accuracyPanel.root, results.root, settings.root));
+    problem, el("div", { class: "grid side-by-side" }, lossPanel.root, accuracyPanel.root, results.root, settings.root));
 
   function along(run, xs) { return rising(run.curves.along(axis, xs, run.head.workers, run.head.first_t)); }
 

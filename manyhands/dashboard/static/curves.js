@@ -69,3 +69,32 @@ export function rising(xs) {
   let last = -Infinity;
   return xs.map((x) => (last = Math.max(last + 1e-9, x)));
 }
+
+// A hole in the line where nothing was recorded for so long.
+export function withGaps(xs, ys, longest) {
+  const [outX, outY] = [[], []];
+  xs.forEach((x, at) => {
+    if (at && x - xs[at - 1] > longest) { outX.push((x + xs[at - 1]) / 2); outY.push(null); }
+    outX.push(x);
+    outY.push(ys[at]);
+  });
+  return [outX, outY];
+}
+
+// The mean of the neighbours, a twenty-fifth of the curve on each side.
+export function smooth(ys) {
+  const reach = Math.max(1, Math.round(ys.length / 25));
+  return ys.map((y, at) => {
+    if (y === null) return null;
+    let [sum, known] = [0, 0];
+    for (const step of [1, -1]) {
+      for (let away = step === 1 ? 0 : 1; away <= reach; away += 1) {
+        const value = ys[at + step * away];
+        if (value === null || value === undefined) break;
+        sum += value;
+        known += 1;
+      }
+    }
+    return sum / known;
+  });
+}

@@ -2,6 +2,7 @@
 
 import { behind, bytes, clock, count, moment, el, panel, percent } from "./dom.js";
 import { Plot, joined } from "./plot.js";
+import { withGaps } from "./curves.js";
 
 const MOST_LINES = 8;
 const COLOURS = ["c1", "c3", "c4", "c2", "c5", "c6", "c7", "c8"];
@@ -23,7 +24,7 @@ export function hostsPanel(run) {
   function build(hosts) {
     for (const plot of plots) plot.destroy();
     const lines = (suffix = "") => hosts.map((host, at) => ({ name: hosts.length > 1 ? `host ${host}${suffix}` : suffix.trim() || "host", colour: COLOURS[at], format: (value) => percent(value, 0) }));
-    const options = { from0: true, height: 170, xLabel: "time", xFormat: moment };
+    const options = { from0: true, keepsGaps: true, height: 170, xLabel: "time", xFormat: moment };
     const shares = { ...options, yFormat: (value) => percent(value, 0), range: () => [0, 1] };
     const rates = ["sent", "received"].flatMap((way, place) => hosts.map((host, at) => ({ name: `${hosts.length > 1 ? `host ${host} ` : ""}${way}`, colour: COLOURS[(at + 2 * place) % COLOURS.length], dash: place ? [4, 3] : undefined, format: (value) => `${bytes(value)}/s` })));
     plots = [new Plot(lines(" cores"), { ...shares, label: "Busy part of the cores" }), new Plot(lines(" memory"), { ...shares, label: "Used part of the memory" }), new Plot(rates, { ...options, label: "Bytes per second over the network", yFormat: bytes })];
@@ -38,7 +39,7 @@ export function hostsPanel(run) {
     if (!hosts.length) return;
     if (drawn !== hosts.join()) { drawn = hosts.join(); build(hosts); }
     const first = run.head.first_t;
-    const table = (what) => joined(hosts.map((host) => { const { x, mean } = run.curves.get(`host ${host}:${what}`); return [x.map((t) => t - first), mean]; }));
+    const table = (what) => joined(hosts.map((host) => { const { x, mean } = run.curves.get(`host ${host}:${what}`); return withGaps(x.map((t) => t - first), mean, 5); }));
     plots[0].set(table("cpu"));
     plots[1].set(table("memory"));
     const [sent, received] = [table("sent"), table("received")];

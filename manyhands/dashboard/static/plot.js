@@ -40,7 +40,7 @@ export class Plot {
     for (const line of this.lines) {
       const stroke = colour(line.colour);
       series.push({
-        label: line.name, stroke, width: line.points ? 1.5 : 1.75, dash: line.dash, spanGaps: true,
+        label: line.name, stroke: line.isFaint ? mixed(stroke, "55") : stroke, width: line.isFaint ? 1 : 1.75, dash: line.dash, spanGaps: !this.options.keepsGaps,
         points: { show: Boolean(line.points), size: 6, fill: stroke }, value: (self, value) => (line.format ?? short)(value),
       });
       if (line.band) {
@@ -98,6 +98,7 @@ export class Plot {
     this.plot.setData(data, isWhole);
     if (!isWhole) this.plot.setScale("x", { min, max });
     this.isSetting = false;
+    if (!(this.plot.cursor.left >= 0)) this.plot.setLegend({ idx: data[0].length - 1 }, false);
   }
 
   resize() {

@@ -2,7 +2,7 @@
 
 import { ago, confirm, count, duration, el, isNumber, moment, panel, percent, segments, short, tableOf, toast } from "./dom.js";
 import { ask, pushed, runPath } from "./net.js";
-import { Curves, rising } from "./curves.js";
+import { Curves, rising, smooth, withGaps } from "./curves.js";
 import { Plot, joined } from "./plot.js";
 import { workersPanel } from "./workers.js";
 import { timelinePanel } from "./timeline.js";
@@ -41,10 +41,10 @@ export async function showRun(main, name) {
   const draws = () => { if (!drawn) { drawn = true; requestAnimationFrame(draw); } };
   pushed.watch(name, (message) => {
     if (message.type === "gone") { toast(`the run ${name} is not there any more`); location.hash = "#/"; return; }
-    if (message.type === "row") { run.row = message.row; draws(); return; }
+    if (message.type === "row") { Object.assign(run, { row: message.row, plan: message.plan, summary: message.summary }); draws(); return; }
     if (message.type !== "whole" && message.type !== "changes") return;
     run.curves.take(message.curves);
-    for (const key of ["head", "workers", "hosts", "findings", "events", "evaluations", "confusion", "staleness", "plan", "summary", "predicted"]) {
+    for (const key of ["head", "workers", "hosts", "findings", "events", "evaluations", "confusion", "staleness", "predicted", "plan", "summary"]) {
       if (key in message) run[key] = message[key];
     }
     draws();
@@ -98,18 +98,20 @@ function header(run) {
     put(tiles.accuracy, isNumber(accuracy) ? (100 * accuracy).toFixed(2) : "–", isNumber(accuracy) ? "%" : "", best > 0 ? `best ${percent(best, 2)}` : "");
     const loss = run.curves.get("step:loss").mean.at(-1);
     put(tiles.loss, short(loss ?? summary?.loss), "", isNumber(newest?.loss) ? `held out ${short(newest.loss)}` : "");
-    const speed = isLive ? head.samples_per_second : summary?.samples_per_second;
+    const speed = isLive ? head.samples_per_second : (summary?.samples_per_second ?? meanOf(run.curves.get("time:samples").mean));
     put(tiles.speed, count(speed), "", isNumber(speed) && head.workers > 1 ? `${count(speed / head.workers)} per worker` : "");
     const part = head.total_steps ? Math.min(head.step / head.total_steps, 1) : 0;
     put(tiles.progress, count(head.step), head.total_steps ? `of ${count(head.total_steps)} steps` : "steps", head.epochs ? `epoch ${Math.min((head.epoch ?? 0) + 1, head.epochs)} of ${head.epochs}` : "");
     bar.style.width = `${100 * part}%`;
     const took = isNumber(head.last_t) ? head.last_t - head.first_t : summary?.wall_s;
-    put(tiles.left, isLive ? duration(head.left_s) : duration(took), "", isLive ? `${duration(took)} so far` : "from the first step to the last record");
+    put(tiles.left, isLive ? duration(head.left_s) : duration(took), "", isLive ? `${duration(took)} so far` : "in all");
     tiles.left.root.querySelector("dt").textContent = isLive ? "Time left" : "Time";
-    put(tiles.workers, count(run.workers?.count || summary?.workers), "", gone(run));
+    put(tiles.workers, count(isLive ? head.workers : (summary?.workers ?? run.workers?.count)), "", gone(run));
   }
   return { root, tiles: el("div", { class: "tiles" }, Object.values(tiles).map((one) => one.root)), draw };
 }
+
+const meanOf = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
 
 function gone(run) {
   const deaths = run.events.filter((event) => event.kind === "death" || event.kind === "host").length;
@@ -185,12 +187,15 @@ function accuracyPanel(run) {
 }
 
 function ratePanel(run) {
-  const plot = new Plot([{ name: "samples/s", colour: "c3", format: count }], { label: "Samples per second by time", from0: true, height: 200, xLabel: "time", xFormat: moment, yFormat: count });
+  const plot = new Plot([{ name: "samples/s", colour: "c3", format: count }, { name: "each moment", colour: "c3", isFaint: true, format: count }],
+    { label: "Samples per second by time", from0: true, height: 200, xLabel: "time", xFormat: moment, yFormat: count, keepsGaps: true });
   const { root } = panel("Throughput", "", plot.root);
   const draw = () => {
-    const { x, mean } = run.curves.get("time:samples");
+    const { x, mean, width } = run.curves.get("time:samples");
     const length = Math.max(0, x.length - (run.row?.state === "live" ? 1 : 0)); // the last piece of time is not over
-    plot.set([x.slice(0, length).map((t) => t - x[0]), mean.slice(0, length)]);
+    const places = x.slice(0, length).map((t) => t - (run.head.first_t ?? x[0]));
+    const [at, values] = withGaps(places, mean.slice(0, length), Math.max(20 * width, 4));
+    plot.set([at, smooth(values), values]);
   };
   return { root, draw, leave: () => plot.destroy() };
 }
@@ -247,7 +252,10 @@ function planPanel(run) {
   const { root } = panel("Plan", "", facts);
   return { root, draw: () => {
     root.hidden = !run.plan;
-    if (!run.plan || facts.childElementCount) return;
+    const key = JSON.stringify(run.plan);
+    if (!run.plan || facts.dataset.key === key) return;
+    facts.dataset.key = key;
+    facts.replaceChildren();
     const { cluster = {}, train = {}, ...rest } = run.plan;
     for (const [key, value] of Object.entries({ ...rest, ...cluster, ...train })) {
       if (value !== null && value !== false) facts.append(el("dt", {}, key.replaceAll("_", " ")), el("dd", {}, String(value)));

@@ -96,6 +96,7 @@ function said(event) {
     case "leave": return `worker ${event.rank} left${at}`;
     case "host": return `host ${event.host ?? ""} is gone${stood(event)}`;
     case "again": return `the run began again from ${event.checkpoint ?? "its beginning"}`;
+    case "leaving": return "the run was told to stop: its workers finish their step, save and leave";
     case "warning": return event.text ?? "";
     case "not a number": return `the loss of worker ${event.rank} was no number${at}`;
     case "dropped": return event.reason ?? "";
