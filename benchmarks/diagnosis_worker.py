@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import torch
-from paced import Sleep
+from paced import Bulk, Sleep
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
@@ -69,11 +69,21 @@ def slow_down_server(seconds: float) -> None:
     Server._handle = slowly  # type: ignore[method-assign]
 
 
+def made(options: argparse.Namespace) -> nn.Module:
+    """A small net; or gradients to exchange, without computation."""
+    if options.bulk_mb:
+        bulk = Bulk(int(options.bulk_mb * 1e6))
+        bulk.step_s = options.step_s
+        return bulk
+    return nn.Sequential(nn.Linear(FEATURES, options.width), nn.ReLU(), nn.Linear(options.width, CLASSES))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--bulk-mb", type=float, default=0.0, help="a model of so much, without compute")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--fault", choices=("none", "backward", "forward", "input", "server"))
@@ -89,11 +99,13 @@ def main() -> None:
         slow_down_server(seconds)
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(FEATURES, options.width), nn.ReLU(), nn.Linear(options.width, CLASSES))
+    model = made(options)
     optimizer = OPTIMIZERS[options.optimizer](model.parameters(), lr=options.rate)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         inputs, targets = batch
+        if isinstance(model, Bulk):
+            return model(inputs).square()
         if late_s := faulty_s.get("forward", 0.0):
             time.sleep(late_s)
         value = functional.cross_entropy(model(inputs), targets)

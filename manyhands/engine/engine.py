@@ -15,6 +15,7 @@ from manyhands.cluster.worker.member import Member
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
 from manyhands.engine import intervals
+from manyhands.engine.class_counts import ClassReport
 from manyhands.engine.feed import Feed
 from manyhands.engine.feeds import MOST, Feeds
 from manyhands.engine.forward_writes import ForwardWrites
@@ -87,6 +88,8 @@ class Engine:
     """What one worker's session is made of. `generation` is there once the worker has entered one."""
 
     generation: Generation
+    class_report: ClassReport | None = None
+    """Of the last evaluation that has counted by class."""
 
     def __init__(self, training: Training, settings: Settings, world: World, member: Member | None) -> None:
         self.training = training

@@ -111,13 +111,18 @@ def _train(
     """To the end of the plan, with an evaluation after every epoch."""
     while not plan.train.is_over(steps=session.steps, epochs=session.epoch):
         _epoch(session, plan, samples)
-        result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
+        result = session.evaluate(samples.test, measures=_measures(samples))
         if say:
             quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
             speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
             say(f"step {session.steps}/{max(total, session.steps)}  {quality}  {speed}")
     if not session.measured:
-        session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
+        session.evaluate(samples.test, measures=_measures(samples))
+
+
+def _measures(samples: data.Data) -> dict[str, Any]:
+    """Tokens are many and of one kind: only classes are counted one by one."""
+    return {"classes": mh.per_class()} if samples.task == "classify" else {"accuracy": mh.accuracy}
 
 
 def load(plan: Plan) -> tuple[data.Data, nn.Module]:
