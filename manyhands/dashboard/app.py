@@ -4,6 +4,7 @@ import asyncio
 import html
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,9 @@ class PageAnswers:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        # One thread looks at files for all who ask: more would only take turns.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, "files"))
+        await asyncio.to_thread(self.own.rows)
         self._live = Pushing(self._runs, self.own)
         try:
             yield
@@ -251,7 +255,7 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         async with asyncio.timeout(BODY_S):
             found = msgspec.json.decode(await request.body() or b"{}")
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise UsageError(f"the request is not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise UsageError("the request is no JSON object")

@@ -127,7 +127,7 @@ async def _hear(socket: WebSocket, bell: asyncio.Event, wish: _Wish) -> None:
             wish.want(wanted.get("run"))
             wish.is_heard = True
             bell.set()
-    except (WebSocketDisconnect, msgspec.MsgspecError, KeyError):
+    except (WebSocketDisconnect, msgspec.MsgspecError, RecursionError, KeyError):
         return
 
 
