@@ -160,7 +160,9 @@ def write_run(place: Path, *, workers: int = 2, steps: int = 50, **start: Any) -
     (place / "events").mkdir(parents=True)
     began_t = time.time() - steps * 0.01 - 60
     for rank in range(workers):
-        records = [{"kind": "start", "t": began_t, "rank": rank, "workers": workers, "total_steps": steps, **start}]
+        records = [
+            {"kind": "start", "t": began_t, "rank": rank, "workers": workers, "total_steps": steps, **start}
+        ]
         records += [step_record(rank, step, began_t + step * 0.01) for step in range(1, steps + 1)]
         append(place, rank, *records)
     return place
@@ -168,7 +170,16 @@ def write_run(place: Path, *, workers: int = 2, steps: int = 50, **start: Any) -
 
 def step_record(rank: int, step: int, t: float, loss: float = 1.0) -> dict[str, Any]:
     spent = {"compute_s": 0.006, "wait_s": 0.002, "update_s": 0.001}
-    return {"kind": "step", "t": t, "rank": rank, "step": step, "epoch": 0, "loss": loss, "samples": 32, **spent}
+    return {
+        "kind": "step",
+        "t": t,
+        "rank": rank,
+        "step": step,
+        "epoch": 0,
+        "loss": loss,
+        "samples": 32,
+        **spent,
+    }
 
 
 def append(place: Path, rank: int, *records: dict[str, Any]) -> None:

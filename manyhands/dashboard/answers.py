@@ -112,7 +112,7 @@ def _message(run: ReadRun, *, is_whole: bool) -> dict[str, Any]:
         message |= {
             "events": happened.listed(),
             "evaluations": happened.evaluations,
-            "confusion": happened.confusion,
+            "classes": happened.classes,
         }
     if view.staleness:
         message["staleness"] = sorted(view.staleness.items())[:200]

@@ -17,7 +17,7 @@ class Happenings:
         self.events: dict[str, list[Record]] = {}
         self.left_out = 0
         self.evaluations: list[Record] = []
-        self.confusion: Record | None = None
+        self.classes: Record | None = None
         self.gone: set[int] = set()
         self.version = 0
 
@@ -26,8 +26,8 @@ class Happenings:
         kind, rank = record["kind"], record["rank"]
         if kind == "evaluate":
             self._add_evaluation(record)
-        elif kind == "confusion":
-            self.confusion, self.version = record, self.version + 1
+        elif kind == "classes":
+            self.classes, self.version = record, self.version + 1
         elif kind in CHANGES or kind in OTHERS:
             self._change(kind, rank, record.get("ranks"))
             if kind in CHANGES or rank <= 0:  # what all workers say is said once
@@ -53,11 +53,9 @@ class Happenings:
         self.version += 1
 
     def _add_evaluation(self, record: Record) -> None:
-        if isinstance(record.get("confusion"), list | dict):
-            self.confusion, self.version = record, self.version + 1
         if self.evaluations and self.evaluations[-1]["step"] == record.get("step"):
             return  # another worker has said it
-        plain = {key: _plain(value) for key, value in list(record.items())[:40] if key != "confusion"}
+        plain = {key: _plain(value) for key, value in list(record.items())[:40]}
         plain.setdefault("step", None)
         self.evaluations.append(plain)
         if len(self.evaluations) > 4 * MOST_OF_A_KIND:

@@ -80,7 +80,11 @@ def test_what_is_pushed_adds_up_to_the_whole(tmp_path: Path) -> None:
     shown: dict[str, dict[str, list[float]]] = {}
     for begin in range(2, 2600, 260):  # beyond what has a column of its own
         for rank in (0, 1):
-            append(place, rank, *(step_record(rank, s, began_t + s / 100, s % 7) for s in range(begin, begin + 260)))
+            append(
+                place,
+                rank,
+                *(step_record(rank, s, began_t + s / 100, s % 7) for s in range(begin, begin + 260)),
+            )
         followed.read()
         version, message = followed.message(followed.version - 1)
         assert version == followed.version
@@ -160,7 +164,9 @@ def test_a_file_that_is_thinned_cut_or_begun_again_goes_on(tmp_path: Path) -> No
     path, began_t = place / "events" / "worker-0.jsonl", time.time() - 50
     followed = read_whole(place)
     thinned = path.with_suffix(".thinned")
-    thinned.write_bytes(b"".join(line for n, line in enumerate(path.read_bytes().splitlines(True)) if n % 2 == 0))
+    thinned.write_bytes(
+        b"".join(line for n, line in enumerate(path.read_bytes().splitlines(True)) if n % 2 == 0)
+    )
     thinned.replace(path)
     append(place, 0, step_record(0, 101, began_t))
     followed.read()
@@ -220,7 +226,7 @@ def test_the_list_says_how_runs_stand(tmp_path: Path) -> None:
     (tmp_path / "no run").mkdir()
     (tmp_path / ".hidden").mkdir()
     rows = {row["name"]: row for row in RunList(tmp_path).rows()}
-    assert list(rows)[0] == "live"
+    assert next(iter(rows)) == "live"
     states = {name: row["state"] for name, row in rows.items()}
     assert states == {"live": "live", "old": "stopped", "done": "finished", "failed": "failed"}
     assert (rows["old"]["model"], rows["old"]["steps"]) == ("cnn", 5.0)

@@ -39,7 +39,10 @@ def browser(page: PageServer) -> Browser:
 
 def test_every_path_of_the_application_is_in_this_test(page: PageServer) -> None:
     routes = {route.path.replace("{name}", "a") for route in page.answers.application().routes}  # type: ignore[attr-defined]
-    assert routes - {"/live", "/sign-in", "/static/{path:path}"} == set(PATHS) - {"/static/main.js", "/no-such-path"}
+    assert routes - {"/live", "/sign-in", "/static/{path:path}"} == set(PATHS) - {
+        "/static/main.js",
+        "/no-such-path",
+    }
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
@@ -52,21 +55,32 @@ def test_nothing_is_answered_without_the_cookie(page: PageServer, path: str, met
 
 
 @pytest.mark.parametrize("path", [*PATHS, *sorted(OPEN_PATHS)])
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "8.8.8.8", "", None])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "8.8.8.8", "", None]
+)
 def test_a_name_that_was_pointed_here_is_refused(browser: Browser, path: str, host: str | None) -> None:
     answer = browser.ask("GET", path, Host=host and host.replace("{port}", str(browser.page.port)))
     assert answer.status in (400, 421)  # 400: HTTP wants a Host
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST", "127.0.0.1", "localhost:9"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST", "127.0.0.1", "localhost:9"]
+)
 def test_own_names_are_answered_through_any_forwarded_port(browser: Browser, host: str) -> None:
     assert browser.ask("GET", "/", Host=host.replace("{port}", str(browser.page.port))).status == 200
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://{host}", "http://127.0.0.1:1", "", None])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://{host}", "http://127.0.0.1:1", "", None]
+)
 def test_another_page_cannot_change_anything(browser: Browser, origin: str | None) -> None:
     origin = origin and origin.replace("{host}", browser.host)
-    for method, path in (("POST", "/runs"), ("DELETE", "/runs/a"), ("POST", "/runs/a/stop"), ("POST", "/sign-in")):
+    for method, path in (
+        ("POST", "/runs"),
+        ("DELETE", "/runs/a"),
+        ("POST", "/runs/a/stop"),
+        ("POST", "/sign-in"),
+    ):
         assert browser.ask(method, path, b"{}", Origin=origin).status == 403
     if origin:
         assert browser.ask("GET", "/runs/a", Origin=origin).status == 403
@@ -112,7 +126,18 @@ def test_a_password_cannot_be_guessed_for_long() -> None:
     assert Keys().sign_in(password="") is None
 
 
-NAMES = ("..", ".", "../secret", "..%2fsecret", "%2e%2e%2fsecret", "..%5csecret", "link", "a%00", "%ff", "a/../../secret")
+NAMES = (
+    "..",
+    ".",
+    "../secret",
+    "..%2fsecret",
+    "%2e%2e%2fsecret",
+    "..%5csecret",
+    "link",
+    "a%00",
+    "%ff",
+    "a/../../secret",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,7 +148,9 @@ def test_no_name_leads_out_of_the_folder(browser: Browser, name: str, rest: str)
     assert b"secret" not in answer.body.replace(name.encode(), b"")
 
 
-@pytest.mark.parametrize("path", ["../app.py", "..%2fapp.py", "vendor/../../app.py", "//etc/passwd", "%2fetc%2fpasswd"])
+@pytest.mark.parametrize(
+    "path", ["../app.py", "..%2fapp.py", "vendor/../../app.py", "//etc/passwd", "%2fetc%2fpasswd"]
+)
 def test_no_path_leads_out_of_the_static_files(browser: Browser, path: str) -> None:
     assert browser.ask("GET", f"/static/{path}").status == 404
 
@@ -144,8 +171,17 @@ def test_files_name_no_other_host_and_make_no_markup_of_text() -> None:
     folder = Path(pushing.__file__).with_name("static")
     for path in (*folder.glob("*.js"), *folder.glob("*.html"), *folder.glob("*.css")):
         text = path.read_text()
-        assert "://" not in text.replace("http://www.w3.org/", "").replace("${", "").replace('"wss" : "ws"}://', ""), path
-        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert "://" not in text.replace("http://www.w3.org/", "").replace("${", "").replace(
+            '"wss" : "ws"}://', ""
+        ), path
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+        ):
             assert word not in text, f"{path} has {word}"
 
 
@@ -156,7 +192,9 @@ def test_markup_in_a_name_stays_text(browser: Browser, tmp_path: Path) -> None:
     assert answer.header("content-type") == "application/json"
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b'"x"', b"\xff", b'{"plan": 3}', b'{"plan": {"model": 3}}', b"[" * 5000])
+@pytest.mark.parametrize(
+    "body", [b"[]", b"{", b'"x"', b"\xff", b'{"plan": 3}', b'{"plan": {"model": 3}}', b"[" * 5000]
+)
 def test_a_body_that_is_no_plan_is_refused_in_words(browser: Browser, body: bytes) -> None:
     answer = browser.ask("POST", "/runs", body)
     assert answer.status == 400
@@ -164,7 +202,11 @@ def test_a_body_that_is_no_plan_is_refused_in_words(browser: Browser, body: byte
 
 
 def test_code_of_others_is_not_run(browser: Browser) -> None:
-    for plan in ({"model": "os:abort"}, {"data": "os:abort"}, {"model": "evil.module:build", "data": "digits"}):
+    for plan in (
+        {"model": "os:abort"},
+        {"data": "os:abort"},
+        {"model": "evil.module:build", "data": "digits"},
+    ):
         answer = browser.ask("POST", "/runs", json.dumps({"plan": plan}).encode())
         assert "start it with --allow-code" in answer.json()["error"]
     assert "unknown model" in browser.ask("POST", "/runs", b'{"plan": {"model": "vgg99"}}').json()["error"]

@@ -1,25 +1,29 @@
 // Which classes are taken for which: a row for each true class.
 
-import { colour, count, el, panel, percent } from "./dom.js";
+import { behind, colour, count, el, panel, percent } from "./dom.js";
 
 const MOST_CLASSES = 40;
 
 export function confusionPanel(run) {
   const place = el("div", { class: "confusion", tabindex: "0" });
   const told = el("p", { class: "quiet" });
-  const { root, header } = panel("Confusion matrix", "", place);
+  const table = behind(() => ({
+    head: ["class", "samples", "precision", "recall", "F1"],
+    body: (run.classes?.per_class ?? []).map((one) => [one.name, count(one.samples), percent(one.precision), percent(one.recall), percent(one.f1)]),
+  }));
+  const { root, header } = panel("Confusion matrix", "", place, table);
   header.append(el("span", { class: "spacer" }), told);
   let drawn = "";
 
   function draw() {
-    const record = run.confusion;
+    const record = run.classes;
     const matrix = counts(record);
     root.hidden = !matrix;
     const key = JSON.stringify(matrix) + document.documentElement.dataset.theme;
     if (!matrix || key === drawn) return;
     drawn = key;
     const size = Math.min(matrix.length, MOST_CLASSES);
-    const name = (at) => String(record.classes?.[at] ?? record.names?.[at] ?? at);
+    const name = (at) => String(record.per_class?.[at]?.name ?? at);
     const mixedUp = matrix.flatMap((row, truth) => row.map((times, taken) => ({ truth, taken, times }))).filter((one) => one.truth !== one.taken).sort((a, b) => b.times - a.times)[0];
     told.textContent = mixedUp?.times ? `most often ${name(mixedUp.truth)} is taken for ${name(mixedUp.taken)}: ${count(mixedUp.times)} times` : "no mistake";
     const [good, bad] = [colour("accent"), colour("bad")];
@@ -39,6 +43,6 @@ export function confusionPanel(run) {
 }
 
 function counts(record) {
-  const found = record?.confusion ?? record?.counts ?? record?.matrix;
+  const found = record?.confusion;
   return Array.isArray(found) && found.length > 1 && found.every((row) => Array.isArray(row)) ? found : null;
 }

@@ -44,7 +44,7 @@ export async function showRun(main, name) {
     if (message.type === "row") { Object.assign(run, { row: message.row, plan: message.plan, summary: message.summary }); draws(); return; }
     if (message.type !== "whole" && message.type !== "changes") return;
     run.curves.take(message.curves);
-    for (const key of ["head", "workers", "hosts", "findings", "events", "evaluations", "confusion", "staleness", "predicted", "plan", "summary"]) {
+    for (const key of ["head", "workers", "hosts", "findings", "events", "evaluations", "classes", "staleness", "predicted", "plan", "summary"]) {
       if (key in message) run[key] = message[key];
     }
     draws();
@@ -175,13 +175,14 @@ function lossPanel(run) {
 }
 
 function accuracyPanel(run) {
-  const plot = new Plot([{ name: "held-out accuracy", colour: "c1", points: true, format: (value) => percent(value, 2) }],
+  const line = (name, colour) => ({ name, colour, points: true, format: (value) => percent(value, 2) });
+  const plot = new Plot([line("top-1", "c1"), line("top-5", "c3")],
     { label: "Held-out accuracy by step", height: 270, xFormat: count, yFormat: (value) => `${Math.round(1000 * value) / 10} %` });
   const { root } = panel("Held-out accuracy", "third", plot.root);
   const draw = () => {
     const known = run.evaluations.filter((one) => isNumber(one.accuracy));
     root.hidden = !known.length && run.evaluations.length > 0;
-    plot.set([rising(known.map((one) => one.step)), known.map((one) => one.accuracy)]);
+    plot.set([rising(known.map((one) => one.step)), known.map((one) => one.accuracy), known.map((one) => one.top5 ?? null)]);
   };
   return { root, draw, leave: () => plot.destroy() };
 }

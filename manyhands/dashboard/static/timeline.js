@@ -14,6 +14,7 @@ const GOOD = new Set(["join"]);
 const LEFT = 92;
 const LANE = 26;
 const MOST_MARKS = 400;
+const MOST_TOLD = 60; // and all that happened to members
 
 export function timelinePanel(run) {
   const place = el("div", { class: "timeline" });
@@ -46,7 +47,9 @@ export function timelinePanel(run) {
       picture.append(text);
     }
     place.replaceChildren(picture);
-    list.replaceChildren(...happened.slice(-80).reverse().map((event) => el("li", {}, el("time", {}, clock(event.t)),
+    const members = new Set(LANES[0][1]);
+    const told = happened.filter((event, number) => members.has(event.kind) || number >= happened.length - MOST_TOLD);
+    list.replaceChildren(...told.slice(-2 * MOST_TOLD).reverse().map((event) => el("li", {}, el("time", {}, clock(event.t)),
       el("span", { class: `kind ${tone(event.kind)}` }, event.kind === "evaluate" ? "evaluation" : event.kind), el("span", {}, said(event)))));
   }
   return { root, draw };
