@@ -89,7 +89,7 @@ def _message(run: ReadRun, *, is_whole: bool) -> dict[str, Any]:
                 "from": _edge(curve, changed_from, width)
             }
     happened = view.happenings
-    message = {
+    message: dict[str, Any] = {
         "type": "whole" if is_whole else "changes",
         "version": run.version,
         "head": _head(run),

@@ -85,7 +85,7 @@ class Buckets:
         total = np.add.reduceat(self._sum[:end], edges)[there]
         return Columns(
             width=self.width * group,
-            x=self.start + edges[there] * self.width,
+            x=self.start + edges[there].astype(np.float64) * self.width,
             total=total,
             mean=total / count[there],
             low=np.minimum.reduceat(self._low[:end], edges)[there],

@@ -1,4 +1,4 @@
-"""Runs that somebody looks at: one thread reads what they write, and everyone who watches gets the same answer.
+"""Runs that are looked at: one thread reads what they write, and all pages that watch get the same answer.
 
 A run is read from its beginning when it is first looked at, a few megabytes at a time; it is forgotten when no page has
 asked for it for a while. However many watch a run, it is read and encoded once.

@@ -1,6 +1,6 @@
 """Who may ask: the one place through which every request and every WebSocket of the page goes.
 
-A page that starts training runs code, so a stranger who reaches it owns the machine. In this order:
+A page that starts training runs code, so a website or a user who gets through to it owns the machine. In this order:
 
 1. The `Host` must be an address, or a name of this machine. A name that an attacker has pointed at 127.0.0.1 (DNS
    rebinding) is neither.
