@@ -232,6 +232,7 @@ def main() -> None:
     found.measured.append(
         Measured(of="following", unit="of a core", values={f"{workers} growing files": results["following"]})
     )
+    results["ratios"] = [line.record() for line in found.ratios]
     show(found)
     write(options, benchmark="page", results=results, summaries={"page": found})
 
