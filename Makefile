@@ -72,6 +72,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/telemetry.py
+	$(BIN)/python benchmarks/diagnosis.py
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/attacks.py

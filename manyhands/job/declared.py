@@ -21,6 +21,7 @@ from manyhands.engine.session import Session
 from manyhands.engine.worker_process import host_count, worker_count
 from manyhands.errors import UsageError
 from manyhands.job import plan as plans
+from manyhands.job.layer_watch import LayerWatch
 from manyhands.job.optimizers import make_optimizer
 from manyhands.job.plan import Plan
 from manyhands.job.rate_schedule import RateSchedule, go_on, scheduled
@@ -159,8 +160,16 @@ def _steps_left(session: Session, plan: Plan, length: int) -> int:
     return plan.train.steps_left(_steps(plan, length), steps=session.steps, of_epochs=made)
 
 
+def _watch(session: Session, plan: Plan) -> LayerWatch | None:
+    """One worker looks for all."""
+    every = plan.train.watch_layers
+    is_watched = every is not None and session.is_main and session.out is not None
+    return LayerWatch(session.engine.training.model, loss, every) if is_watched else None
+
+
 def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
     """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
+    watch = _watch(session, plan)
     train: Any = samples.train
     waiting: list[Any] = []
     batches: Any = session.batches(train, batch_size=plan.batch)
@@ -170,6 +179,8 @@ def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
         if len(waiting) < plan.train.accumulate and not session.engine.feed.is_last:
             continue
         session.step(*waiting)
+        if watch is not None:
+            watch.see(session.steps, session.epoch, waiting[-1])
         waiting.clear()
         if plan.train.is_over(steps=session.steps) and session.position < len(train):
             batches.close()

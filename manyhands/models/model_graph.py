@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 INPUT, OUTPUT = "(input)", "(output)"  # no module can have such a name
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CONTAINERS: tuple[type[nn.Module], ...] = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _CONTAINERS += (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
 
 

@@ -29,6 +29,7 @@ OPTIONS = {
     "startup": ["--workers", "1"],
     "saving": [],
     "telemetry": [],
+    "diagnosis": [],
     "page": [],
     "recovery": [],
     "attacks": [],
