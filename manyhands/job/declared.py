@@ -163,8 +163,9 @@ def _steps_left(session: Session, plan: Plan, length: int) -> int:
 def _watch(session: Session, plan: Plan) -> LayerWatch | None:
     """One worker looks for all."""
     every = plan.train.watch_layers
-    is_watched = every is not None and session.is_main and session.out is not None
-    return LayerWatch(session.engine.training.model, loss, every) if is_watched else None
+    if every is None or not session.is_main or session.out is None:
+        return None
+    return LayerWatch(session.engine.training.model, loss, every)
 
 
 def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
