@@ -6,11 +6,12 @@ READY := $(VENV)/.ready
 ADAPTED := .adapters/.ready
 SERVERS := .servers/.ready
 
-.PHONY: help train test test-fast golden chaos soak lint docs bench bench-check numbers peers serving-peers serving-chaos clean
+.PHONY: help train test browser test-fast golden chaos soak lint docs bench bench-check numbers peers serving-peers serving-chaos clean
 
 help:
 	@echo "make train   set up, then train a small network on real digits with 2 workers"
 	@echo "make test    set up, then run the tests"
+	@echo "make browser chromium for the page's test, where this is root on Debian or Ubuntu; make test does it"
 	@echo "make test-fast  units and contracts that start no process, in under 3 minutes on 2 cores"
 	@echo "make golden  write down anew what every strategy and placement computes (about a minute)"
 	@echo "make chaos   kill workers, servers and hosts at random instants, 400 times (about an hour)"
@@ -29,8 +30,14 @@ train: $(READY)
 	$(BIN)/manyhands train
 
 # Two at a time, since many tests wait for processes; a file stays together, for what its tests share.
-test: $(READY) $(ADAPTED)
+test: $(READY) $(ADAPTED) browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# For the page's test in a real browser, which is skipped where there is none.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+		{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; } || true
 
 # For work on the code: threads only, no process to start. A test that starts one without its mark fails.
 test-fast: $(READY)
@@ -67,6 +74,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/telemetry.py
+	$(BIN)/python benchmarks/diagnosis.py
+	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/extremes.py

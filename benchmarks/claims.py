@@ -145,6 +145,12 @@ FAMILIES = {
         "Records of every step",
         "Every call that a step makes, timed by itself; and whole steps with and without records.",
     ),
+    "diagnosis": (
+        "Diagnosis",
+        "Faults are put into small runs, and the first sentence of `manyhands doctor RUN` has to name the "
+        "process and the cause. Compute is paced; hosts are emulated. What other programs on the machine "
+        "use is left out.",
+    ),
     "attacks": (
         "Attacks",
         "Two emulated hosts train, each with a worker and a server; a process without a key on a third "

@@ -22,6 +22,7 @@ __all__ = [
     "main_process_first",
     "models",
     "over_all",
+    "per_class",
     "prepare",
     "rank",
     "run",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from manyhands import data, errors, models, strategies
     from manyhands.adapters.fit import fit
     from manyhands.adapters.prepare import prepare
+    from manyhands.engine.class_counts import per_class
     from manyhands.engine.evaluate import accuracy, over_all
     from manyhands.engine.main_first import main_process_first
     from manyhands.engine.session import Session, session
@@ -50,6 +52,7 @@ _HOMES = {
     "fit": "manyhands.adapters.fit",
     "main_process_first": "manyhands.engine.main_first",
     "over_all": "manyhands.engine.evaluate",
+    "per_class": "manyhands.engine.class_counts",
     "prepare": "manyhands.adapters.prepare",
     "rank": "manyhands.engine.worker_process",
     "run": "manyhands.launching.call",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from manyhands import __version__
-from manyhands.cli import convert, doctor, export, launch, list, serve, train
+from manyhands.cli import convert, dash, doctor, export, launch, list, serve, show, train
 from manyhands.cli.script import is_script
 from manyhands.errors import ManyhandsError, did_you_mean
 from manyhands.launching.words import say
@@ -23,7 +23,9 @@ Start here:
   manyhands launch --workers 4 script.py            your own script, see `manyhands launch --help`
   manyhands serve runs/mine                         answers from what is trained, also while it is trained
   manyhands list strategies                         what --strategy can be, with the papers
+  manyhands show resnet20                           its layers, shapes, parameters and costs
   manyhands doctor                                  what this machine can do
+  manyhands dash                                    all of it on a page in your browser, live
 """
 
 
@@ -33,7 +35,7 @@ def build() -> "_Parser":
     )
     parser.add_argument("--version", action="version", version=f"manyhands {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
-    for verb in (train, launch, export, serve, list, convert, doctor):
+    for verb in (train, launch, export, serve, list, show, convert, doctor, dash):
         verb.add_to(verbs)
     return parser
 

@@ -1,4 +1,4 @@
-"""`manyhands doctor`: what this machine can do, and what is wrong with it, or at which ports a run listens."""
+"""`manyhands doctor`: what this machine can do and what is wrong with it, or with a run."""
 
 import argparse
 import os
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from manyhands.cli.run_findings import say_findings
 from manyhands.cli.run_ports import say_ports
 from manyhands.cluster.launcher import cores
 from manyhands.errors import UsageError
@@ -29,7 +30,7 @@ PROBES = {
 }
 OPTIONAL = {"bfloat16 matrices", "GPU", "MPI (mpi4py)", "LMDB"}
 
-Finding = tuple[str, str, str]  # "ok", "note" or "bad"; what; details
+Check = tuple[str, str, str]  # "ok", "note" or "bad"; what; details
 
 
 def add_to(verbs: Any) -> None:
@@ -37,20 +38,21 @@ def add_to(verbs: Any) -> None:
         "doctor",
         help="what this machine can do and what is wrong with it",
         description="Check cores, memory, shared memory, libraries and network emulation, risky things in "
-        "processes of their own. Exit code 1 if something needed is missing. Given the directory of a run that goes "
-        "on: which of its processes on this host listen at which ports, and what protects these.",
+        "processes of their own. Exit code 1 if something needed is missing. Given the directory of a run: "
+        "what is wrong with it, from its records, as which worker the others wait for and in what; and, while it goes "
+        "on, which of its processes on this host listen at which ports, and what protects these.",
         epilog="examples:\n  manyhands doctor                     one line per finding: ok, note or bad\n"
         "  manyhands doctor && manyhands train  train only where nothing needed is missing\n"
-        "  manyhands doctor runs/mine           the open ports of that run on this host",
+        "  manyhands doctor runs/mine           what is wrong with that run, and its open ports on this host",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("directory", metavar="RUN", nargs="?", type=Path, help="of a run that goes on")
+    parser.add_argument("directory", metavar="RUN", nargs="?", type=Path, help="the directory of a run")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.directory is not None:
-        return say_ports(options.directory)
+        return _say_run(options.directory)
     from rich.console import Console
     from rich.markup import escape
 
@@ -63,7 +65,17 @@ def run(options: argparse.Namespace) -> int:
     return int(worst)
 
 
-def findings() -> Iterator[Finding]:
+def _say_run(directory: Path) -> int:
+    has_records = say_findings(directory)
+    if not say_ports(directory) and not has_records:
+        raise UsageError(
+            f"no process on this host writes into {directory}, as far as this user can see, and there are no records "
+            "in it; give the directory of a run"
+        )
+    return 0
+
+
+def findings() -> Iterator[Check]:
     yield "ok", "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
     yield _processor()
     layout = cores.layout(max(1, len(os.sched_getaffinity(0))), 1)
@@ -78,14 +90,14 @@ def findings() -> Iterator[Finding]:
     )
 
 
-def _safely(what: str, check: Callable[[], Finding]) -> Finding:
+def _safely(what: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:
         return "bad", what, f"the check itself failed: {error}"
 
 
-def _processor() -> Finding:
+def _processor() -> Check:
     from manyhands.comm.transports.counters import refuse_several
 
     try:
@@ -95,7 +107,7 @@ def _processor() -> Finding:
     return "ok", "processor", f"{platform.machine()}; several workers can share the memory of this host"
 
 
-def _memory() -> Finding:
+def _memory() -> Check:
     from manyhands.comm.transports.arena import available_bytes
 
     free = available_bytes()
@@ -103,7 +115,7 @@ def _memory() -> Finding:
     return level, "memory", f"{free / 1e9:.1f} GB free for training"
 
 
-def _anonymous_memory() -> Finding:
+def _anonymous_memory() -> Check:
     if not hasattr(os, "memfd_create"):
         return (
             "bad",
@@ -116,7 +128,7 @@ def _anonymous_memory() -> Finding:
     return "ok", "anonymous shared memory", "memfd works; workers share parameters without /dev/shm"
 
 
-def _dev_shm() -> Finding:
+def _dev_shm() -> Check:
     try:
         size = shutil.disk_usage("/dev/shm").total
     except OSError:
@@ -125,7 +137,7 @@ def _dev_shm() -> Finding:
     return level, "/dev/shm", f"{size / 1e6:,.0f} MB; manyhands does not use it, torch DataLoader workers do"
 
 
-def _probe(what: str, code: str) -> Finding:
+def _probe(what: str, code: str) -> Check:
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import strategies
+from manyhands.cli.run_findings import worth_saying
 from manyhands.launching.ending import shown
 from manyhands.launching.words import width_of, wrapped
 
@@ -45,6 +46,8 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
         say(f"staleness mean {stale['mean']:.2f}, at most {stale['max']} updates by others; {_shares(stale)}")
     if out is not None:
         say(f"run       {shown(out)}")
+    for finding in worth_saying(out) if out is not None else ():
+        say(f"note      {finding.sentence}")
     say("\nwhat to try next:")
     tries = [
         (f"manyhands train --model mlp --workers {workers * 2}", "another model, more workers"),

@@ -32,25 +32,22 @@ class RunPort:
 HEADER = ("port", "address", "process", "protection")
 
 
-def say_ports(run: Path) -> int:
-    """Print them."""
+def say_ports(run: Path) -> bool:
+    """Print them; says whether any process of the run is on this host."""
     here = processes_of(run)
     if not here:
-        raise UsageError(
-            f"no process on this host writes into {run}, as far as this user can see; give the directory of a run "
-            "that goes on, on one of its hosts"
-        )
+        return False
     ports = list(ports_of(run, here))
     names = ", ".join(f"{one.name} ({one.pid})" for one in here)
     print(f"processes of {run} on this host: {names}")
     if not ports:
         print("none of them listens at a TCP port")
-        return 0
+        return True
     for line in _aligned([HEADER, *(port.cells() for port in ports)]):
         print(line)
     for sentence in _advice(ports):
         print(sentence)
-    return 0
+    return True
 
 
 def ports_of(run: Path, processes: Sequence[RunProcess]) -> Iterator[RunPort]:

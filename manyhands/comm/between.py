@@ -93,7 +93,8 @@ class BetweenHosts(Comm):
     def most_of(self, value: float) -> float:
         """May overtake a sum that was started and that not all have joined yet."""
         number = torch.tensor([value], dtype=torch.float64)
-        _waited(_started(self._quick[0], number, dist.ReduceOp.MAX))
+        with telemetry.timed("wait"):
+            _waited(_started(self._quick[0], number, dist.ReduceOp.MAX))
         return float(number)
 
     def start_quick(self, vector: Tensor, operation: Any = dist.ReduceOp.SUM) -> Callable[[], None]:
@@ -106,8 +107,9 @@ class BetweenHosts(Comm):
         works = [_started(group, copy, operation) for copy, group in zip(copies, self._quick, strict=True)]
 
         def wait() -> None:
-            for work in works:
-                _waited(work)
+            with telemetry.timed("wait"):
+                for work in works:
+                    _waited(work)
 
         return wait
 

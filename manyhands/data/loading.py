@@ -3,13 +3,14 @@
 import inspect
 import queue
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, default_collate
 
+from manyhands import telemetry
 from manyhands.data.sets import Samples
 
 T = TypeVar("T")
@@ -45,6 +46,16 @@ class _Failure:
 
 
 _END = object()
+
+
+def waited_for(items: Iterator[T]) -> Iterator[T]:
+    """The same items; how long each was waited for is counted as `input_s`."""
+    while True:
+        with telemetry.timed("input"):
+            item = next(items, _END)
+        if item is _END:
+            return
+        yield item  # type: ignore[misc]
 
 
 def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:

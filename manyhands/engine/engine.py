@@ -15,6 +15,7 @@ from manyhands.cluster.worker.member import Member
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
 from manyhands.engine import intervals
+from manyhands.engine.class_counts import ClassReport
 from manyhands.engine.feed import Feed
 from manyhands.engine.feeds import MOST, Feeds
 from manyhands.engine.first_steps import FirstSteps
@@ -88,6 +89,8 @@ class Engine:
     """What one worker's session is made of. `generation` is there once the worker has entered one."""
 
     generation: Generation
+    class_report: ClassReport | None = None
+    """Of the last evaluation that has counted by class."""
 
     def __init__(self, training: Training, settings: Settings, world: World, member: Member | None) -> None:
         self.training = training
@@ -268,6 +271,15 @@ class Engine:
         self.siblings.joint.leave(self.number)
         telemetry.event("end", step=self.progress.steps)
 
+    def terms(self) -> dict[str, Any]:
+        """For the records: on what terms the run trains, by which one can tell whether its rate suits it."""
+        tuning = strategies.tuning(self.strategy, self.world.size, len(self.world.hosts))
+        waits = {"lockstep": self.traits.lockstep, "period": self.period}
+        return {"rate": self._rate(), "late": tuning.late, **waits}
+
+    def _rate(self) -> float:
+        return max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups)
+
     def _suspects(self) -> Suspects:
         """The possible causes of a loss that goes wrong."""
         staleness = float(strategies.tuning(self.strategy, self.world.size, len(self.world.hosts)).late)
@@ -275,7 +287,7 @@ class Engine:
             if self.generation.servers:
                 staleness = reports.staleness(reports.fetch(self.generation.servers))["mean"]
         return Suspects(
-            rate=max(float(group.get("lr", 0.0)) for group in self.training.optimizer.param_groups),
+            rate=self._rate(),
             staleness=staleness,
             # Replicas that meet in groups, or each at its own pace, agree only at a pause.
             period=self.period if self.traits.lockstep and not self.has_groups else 1,

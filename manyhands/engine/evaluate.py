@@ -12,6 +12,7 @@ from manyhands.cluster.worker.world import World
 from manyhands.data.loading import gather
 from manyhands.data.structure import moved
 from manyhands.engine import sample_count
+from manyhands.engine.class_counts import ClassTally, PerClass
 from manyhands.engine.engine import Engine
 from manyhands.engine.plain_values import decode, encode
 from manyhands.errors import UsageError
@@ -28,8 +29,9 @@ class OverAll:
     parts: Parts
 
 
-Measure = Callable[[nn.Module, Any], Any] | OverAll
-"""`measure(model, batch)`: returns the mean over the batch, as `accuracy` does; or what `over_all` has made."""
+Measure = Callable[[nn.Module, Any], Any] | OverAll | PerClass
+"""`measure(model, batch)`: returns the mean over the batch, as `accuracy` does; or what `over_all` or `per_class` has
+made."""
 
 
 def over_all(function: Callable[..., Any], parts: Parts | None = None) -> OverAll:
@@ -100,7 +102,8 @@ def measure(
     rounds = -(-len(data) // (batch_size * mesh.feeds)) if mesh.shards > 1 else len(parts)
     device = engine.replica.params.device
     rows_of = {name: _SampleRows(one) for name, one in measures.items() if isinstance(one, OverAll)}
-    calls = {name: rows_of[name].take if isinstance(one, OverAll) else one for name, one in measures.items()}
+    tallies = {name: ClassTally(one) for name, one in measures.items() if isinstance(one, PerClass)}
+    calls = {name: _call_of(one, name, rows_of, tallies) for name, one in measures.items()}
     sums = dict.fromkeys(measures, 0.0)
     count = 0
     for number in range(rounds):
@@ -116,10 +119,34 @@ def measure(
             sums[name] += part.evaluate(one, batch, samples) * weight
         for name, kept in rows_of.items():
             kept.note(parts[number] if is_own else None, before[name])
+        for tally in tallies.values():
+            tally.note(is_own=is_own)
     rows = engine.world.exchange([float(count), *sums.values()])
     total = sum(row[0] for row in rows)
     means = {name: sum(row[1 + i] for row in rows) / total for i, name in enumerate(measures)}
-    return means | {name: kept.result(engine.world) for name, kept in rows_of.items()}
+    found = means | {name: kept.result(engine.world) for name, kept in rows_of.items()}
+    return _with_classes(engine, found, tallies)
+
+
+def _call_of(
+    one: Measure, name: str, rows_of: Mapping[str, _SampleRows], tallies: Mapping[str, ClassTally]
+) -> Callable[[nn.Module, Any], Any]:
+    if isinstance(one, OverAll):
+        return rows_of[name].take
+    return tallies[name].take if isinstance(one, PerClass) else one
+
+
+def _with_classes(
+    engine: Engine, found: dict[str, float], tallies: Mapping[str, ClassTally]
+) -> dict[str, float]:
+    """With what was counted by class, which is recorded once and stays for the summary."""
+    for name, tally in tallies.items():
+        engine.class_report = tally.report(engine.world, engine.placed.feed)
+        del found[name]
+        found |= engine.class_report.measures()
+        if engine.world.rank == 0:
+            engine.class_report.record(engine.progress.steps, engine.progress.epoch)
+    return found
 
 
 def accuracy(model: nn.Module, batch: Any) -> Tensor:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from manyhands.data.divided_streams import DividedLoader, is_stream
 from manyhands.data.ledger import rounds
 from manyhands.data.loader_stream import LoaderStream, is_map_style
-from manyhands.data.loading import prefetch
+from manyhands.data.loading import prefetch, waited_for
 from manyhands.data.streams import DataSetStream, Stream
 from manyhands.engine.arguments import admit_data
 from manyhands.engine.engine import Engine
@@ -154,7 +154,7 @@ def _share(engine: Engine, feed: Feed, stream: Stream) -> Generator[Any, None, b
     mine = feed.batches(engine.placed.feed)
     ahead = prefetch(mine) if stream.in_background else mine
     try:
-        for places, batch in ahead:
+        for places, batch in waited_for(ahead):
             feed.hand(batch, places)
             yield batch
             if _is_behind(engine, feed, began):
@@ -192,7 +192,7 @@ def _of_own_batches(engine: Engine, source: Iterable[Any]) -> Iterator[Any]:
     feeds.enter(loop)
     feeds.own_loops += 1
     try:
-        yield from ahead
+        yield from waited_for(ahead)
         if engine.has_entered:  # else no step was made
             together(engine, lambda: end_of_own_data(engine, loop, calls))
     finally:

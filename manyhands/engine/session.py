@@ -145,7 +145,11 @@ class Session(Whereabouts):
         first_batch.begin(engine)
         habits.watch(engine)
         telemetry.event(
-            "start", workers=self.workers, strategy=settings.strategy, placement=settings.placement
+            "start",
+            workers=self.workers,
+            strategy=settings.strategy,
+            placement=settings.placement,
+            **engine.terms(),
         )
 
     def once(self, make: Callable[[], T]) -> T:

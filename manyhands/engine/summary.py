@@ -13,10 +13,12 @@ def summarize(engine: Engine) -> dict[str, Any]:
     progress, world = engine.progress, engine.world
     totals = engine.totals or Totals(*own_bytes(), None)
     more = {"servers": world.servers, "staleness": totals.staleness} if engine.served else {}
+    classes = {"classes": engine.class_report.by_class()} if engine.class_report is not None else {}
     return {
         "samples_per_second": round(engine.clock.rate(), 2),
         "loss": progress.measured.get("loss", progress.last_loss),
         "accuracy": progress.measured.get("accuracy"),
+        **{name: progress.measured[name] for name in ("top5",) if name in progress.measured},
         "steps": progress.steps,
         "samples": progress.samples,
         "epochs": progress.epoch,
@@ -29,6 +31,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "wall_s": round(engine.clock.wall_s(), 3),
         "committed": engine.feeds.report,
         **more,
+        **classes,
     }
 
 

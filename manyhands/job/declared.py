@@ -23,6 +23,7 @@ from manyhands.engine.worker_process import host_count, worker_count
 from manyhands.errors import UsageError
 from manyhands.job import plan as plans
 from manyhands.job.initial_weights import adopt
+from manyhands.job.layer_watch import LayerWatch
 from manyhands.job.optimizers import make_optimizer
 from manyhands.job.plan import Plan
 from manyhands.job.rate_schedule import RateSchedule, go_on, scheduled
@@ -115,13 +116,18 @@ def _train(
     """To the end of the plan, with an evaluation after every epoch."""
     while not plan.train.is_over(steps=session.pace, epochs=session.epoch):
         _epoch(session, plan, samples)
-        result = session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
+        result = session.evaluate(samples.test, measures=_measures(samples))
         if say:
             quality = f"loss {result['loss']:.4f}  accuracy {result['accuracy'] * 100:.2f} %"
             speed = f"{session.summary()['samples_per_second']:,.0f} samples/s"
             say(f"step {session.steps}/{max(total, session.steps)}  {quality}  {speed}")
     if not session.measured:
-        session.evaluate(samples.test, measures={"accuracy": mh.accuracy})
+        session.evaluate(samples.test, measures=_measures(samples))
+
+
+def _measures(samples: data.Data) -> dict[str, Any]:
+    """Tokens are many and of one kind: only classes are counted one by one."""
+    return {"classes": mh.per_class()} if samples.task == "classify" else {"accuracy": mh.accuracy}
 
 
 def load(plan: Plan) -> tuple[data.Data, nn.Module]:
@@ -159,8 +165,17 @@ def _steps_left(session: Session, plan: Plan, length: int) -> int:
     return plan.train.steps_left(_steps(plan, length), steps=session.pace, of_epochs=made)
 
 
+def _watch(session: Session, plan: Plan) -> LayerWatch | None:
+    """One worker looks for all."""
+    every = plan.train.watch_layers
+    if every is None or not session.is_main or session.out is None:
+        return None
+    return LayerWatch(session.engine.training.model, loss, every)
+
+
 def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
     """Train to the end of the epoch, or to the last step of the plan in the middle of it."""
+    watch = _watch(session, plan)
     train: Any = samples.train
     waiting: list[Any] = []
     batches: Any = session.batches(train, batch_size=plan.batch)
@@ -170,6 +185,8 @@ def _epoch(session: Session, plan: Plan, samples: data.Data) -> None:
         if len(waiting) < plan.train.accumulate and not session.engine.feed.is_last:
             continue
         session.step(*waiting)
+        if watch is not None:
+            watch.see(session.steps, session.epoch, waiting[-1])
         waiting.clear()
         if plan.train.is_over(steps=session.pace) and session.position < len(train):
             batches.close()

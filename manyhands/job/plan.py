@@ -59,6 +59,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: int = 0
     save_every: str = "epoch"  # or `500 steps`, `10 min`, `never`; and at the end, unless never
     keep: int = KEEP  # checkpoints that remain
+    watch_layers: int | None = None  # after every so many steps, record weights and gradients by layer
 
     @property
     def last_epoch(self) -> int | None:
@@ -106,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ("accumulate", train.accumulate),
             ("size", train.size),
             ("keep", train.keep),
+            ("watch_layers", train.watch_layers),
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
@@ -139,6 +141,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         mesh = self.mesh()
         strategy = strategies.parse(self.strategy)
         asked = strategies.Asked(workers=mesh.replicas, servers=self.cluster.servers, optimizer=optimizer)
+        if train.watch_layers is not None and mesh.members > 1:
+            raise UsageError(
+                f"watch_layers={train.watch_layers}: it needs a whole model on a worker, and the placement "
+                f"{self.placement} divides it; leave one of them out"
+            )
         placements.admit(placements.parse(self.placement), mesh, strategy, asked)
         strategies.admit(strategy, asked)
 

@@ -1,11 +1,13 @@
 """How the learning rate changes from step to step, as a plan declares it."""
 
 import math
-
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from typing import TYPE_CHECKING
 
 from manyhands.job.plan import Train
+
+if TYPE_CHECKING:  # a page that shows the schedule does without torch
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
 
 
 class RateSchedule:
@@ -27,12 +29,14 @@ class RateSchedule:
         return grown * ((1 + math.cos(math.pi * done)) / 2 if self.is_cosine else 1.0)
 
 
-def scheduled(optimizer: Optimizer, share: RateSchedule) -> LambdaLR | None:
+def scheduled(optimizer: "Optimizer", share: RateSchedule) -> "LambdaLR | None":
     """What changes the rate from step to step, if anything does."""
+    from torch.optim.lr_scheduler import LambdaLR
+
     return LambdaLR(optimizer, share) if share.warm_up or share.is_cosine else None
 
 
-def go_on(scheduler: LambdaLR, share: RateSchedule, made: int) -> None:
+def go_on(scheduler: "LambdaLR", share: RateSchedule, made: int) -> None:
     """The plan may be longer than the one that was interrupted, or have other workers, who need `made` steps to come
     as far as this: the rate is where this plan has it."""
     scheduler.last_epoch = made

@@ -3,6 +3,7 @@
 A placement gives a replica another part: some of the layers, a slice of each of them, a shard of each parameter.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -123,7 +124,7 @@ class Part:
         Returns the loss, summed over samples, and their number.
         """
         value, count = 0.0, 0
-        with telemetry.timed("compute"):
+        with telemetry.computing():
             for number, (batch, samples) in enumerate(share.parts, start=1):
                 with self.joint(number - 1) if self.joint else nullcontext():
                     value += self._pass(share, batch, samples, number, passing) * samples
@@ -134,7 +135,9 @@ class Part:
         watch, self.watch = self.watch, None
         if watch:
             watch.begin()
+        began_s = time.perf_counter()
         returned = self.loss(self.model, batch)
+        telemetry.add_seconds("forward", time.perf_counter() - began_s)
         if watch:
             watch.end()
         is_plain = isinstance(returned, Tensor) and returned.requires_grad and returned.dim() == 0

@@ -8,17 +8,35 @@ Nothing here blocks or raises into training, and nothing here imports torch. Eac
     rank   the worker that wrote it
 
 A "step" line adds step, epoch, loss, samples and what was counted since the step before it: `compute_s`,
-`wait_s`, `exchange_s`, `update_s`, `bytes_sent`, `bytes_received`, ... A "process" line, about one a second,
-has `cpu_percent` (of one core), `memory_bytes` (resident) and `threads`. An "evaluate" line has step, epoch,
-`accuracy` (0 to 1, where it makes sense) and loss. A "start" line has total_steps (null when unknown),
-epochs, workers, batch, model, data and strategy. A "log" line has the step and the `values` that a
-script has logged, by name. A "checkpoint" line has the step and `stopped_s`, for how long
-training stood still; worker 0's "saved" line says that it is on the disk, `seconds` later. A server writes
-`events/server-<i>.jsonl`: its "updates" lines have `staleness` and `leads`, each value with how often it
-occurred since the last such line; a "dropped" line says why something that came over the network was not a
-message, and a "listens" line at which `port` its process `pid` takes connections that prove a key of the run.
+`wait_s`, `exchange_s`, `update_s`, `bytes_sent`, `bytes_received`, ... Of `compute_s`, `forward_s` is the forward
+pass, and `held_s` (in `wait_s` as well) is what the worker waited for others in the middle of it; `input_s` is how
+long the script waited for its batch. A "process" line, about one a second, has `cpu_percent` (of one core),
+`memory_bytes` (resident) and `threads`. An "evaluate" line has step, epoch, `accuracy` (0 to 1, where it makes
+sense) and loss. A "start" line has total_steps (null when unknown), epochs, workers, batch, model, data and strategy;
+that of a session has the learning `rate` and how many updates `late` its strategy expects gradients to be. A "log"
+line has the step and the `values` that a script has logged, by name. A "checkpoint" line has the step and
+`stopped_s`, for how long training stood still; worker 0's "saved" line says that it is on the disk, `seconds` later.
+
+A server writes `events/server-<i>.jsonl`: a "serves" line has `i`; its "updates" lines have `staleness` and `leads`,
+each value with how often it occurred since the last such line; "serving" lines have for how many seconds since its
+start the server has waited for messages (`wait_s`) and run the optimizer (`update_s`); a "dropped" line says why
+something that came over the network was not a message, and a "listens" line at which `port` its process `pid` takes
+connections that prove a key of the run.
+
+The launcher of each host writes `events/host-<number>.jsonl`: a "usage" line a second, whose `rank` is the host's
+number, with what `host_usage.py` reads. Its counters only grow, as those of the kernel do; a rate is a difference.
 """
 
-from manyhands.telemetry.recorder import add_seconds, close, count, event, open, step, timed, totals
+from manyhands.telemetry.recorder import (
+    add_seconds,
+    close,
+    computing,
+    count,
+    event,
+    open,
+    step,
+    timed,
+    totals,
+)
 
-__all__ = ["add_seconds", "close", "count", "event", "open", "step", "timed", "totals"]
+__all__ = ["add_seconds", "close", "computing", "count", "event", "open", "step", "timed", "totals"]

@@ -10,9 +10,7 @@ plain dictionary holds no point at which the interpreter would hand over to anot
 """
 
 import atexit
-import builtins
 import os
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -20,11 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from manyhands.errors import UsageError
-from manyhands.foreign.regular import not_through_links, open_regular
 from manyhands.telemetry import lines
 from manyhands.telemetry.process import Usage
-from manyhands.telemetry.thinning import GROWTH_BYTES, SLICE_S, Thinning
+from manyhands.telemetry.record_log import RecordLog
+from manyhands.telemetry.thinning import SLICE_S
 
 FLUSH_PERIOD_S = 0.25
 PROCESS_PERIOD_S = 1.0
@@ -64,6 +61,26 @@ class timed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _counters[self._name + "_s"] += _clock() - self._began_s
+
+
+class computing(timed):
+    """`timed("compute")` around the passes of a step. What was waited for inside of them, for another worker's turn or
+    for a server, is in `held_s` as well: it is none of this worker's own time."""
+
+    __slots__ = ("_waited_s",)
+
+    def __init__(self) -> None:
+        super().__init__("compute")
+
+    def __enter__(self) -> None:
+        self._waited_s = _counters["wait_s"]
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        _counters["held_s"] += _counters["wait_s"] - self._waited_s
 
 
 def step(*, step: int, epoch: int, loss: float | None, samples: int, **more: Any) -> None:
@@ -116,20 +133,11 @@ class _RecordWriter:
     """The file and the thread that appends to it."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._path = path
         self._rank = rank
         self._written: dict[str, float] = {}
         self._usage = Usage()
         self._sampled_s = _clock()
-        self._lost = 0
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._torn = _ends_within_a_line(path)
-            self._file = builtins.open(path, "ab", buffering=0, opener=not_through_links)  # noqa: SIM115
-        except OSError as error:
-            raise UsageError(f"cannot write the run's records to {path}: {error.strerror}") from error
-        self._room = GROWTH_BYTES - os.fstat(self._file.fileno()).st_size  # until older lines are thinned
-        self._thinning: Thinning | None = None
+        self._file = RecordLog(path)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -139,40 +147,19 @@ class _RecordWriter:
         self._thread.join(CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():  # else a disk hangs: better to lose records than to hang with it
             self._flush(with_process=True)
-            if self._thinning:
-                self._thinning.abandon()
             self._file.close()
 
     def forget(self) -> None:
         """In a forked child: the thread is not here, and the records are the parent's to write."""
-        self._file.close()
-        if self._thinning:
-            self._thinning.forget()
+        self._file.forget()
 
     def _run(self) -> None:
         flush_at_s = _clock() + FLUSH_PERIOD_S
-        while not self._stopping.wait(_REST_S if self._thinning else max(0.0, flush_at_s - _clock())):
+        while not self._stopping.wait(_REST_S if self._file.is_thinning else max(0.0, flush_at_s - _clock())):
             if _clock() >= flush_at_s:
                 self._flush(with_process=_clock() - self._sampled_s >= PROCESS_PERIOD_S)
                 flush_at_s = _clock() + FLUSH_PERIOD_S
-            if self._thinning or self._room < 0:
-                self._thin()
-
-    def _thin(self) -> None:
-        """A little of it; the lines of steps that end meanwhile go into the old file, and so into its copy."""
-        try:
-            if self._thinning is None:
-                self._room = GROWTH_BYTES
-                self._thinning = Thinning(self._path)
-            if not self._thinning.work():
-                return
-            thinned = self._thinning.replace()
-            self._file.close()
-            self._file = thinned
-        except OSError:  # no room for a copy: the file goes on as it is
-            if self._thinning:
-                self._thinning.abandon()
-        self._thinning = None
+            self._file.tend()
 
     def _flush(self, *, with_process: bool) -> None:
         if with_process:
@@ -182,7 +169,7 @@ class _RecordWriter:
         batch = _pending[:]
         del _pending[: len(batch)]
         encoded = [line for line in map(self._line, batch) if line is not None]
-        self._append(b"".join(encoded), len(batch), len(batch) - len(encoded))
+        self._file.append(b"".join(encoded), len(batch), len(batch) - len(encoded))
 
     def _line(self, pending: _Pending) -> bytes | None:
         kind, t, counters, fields = pending
@@ -196,35 +183,6 @@ class _RecordWriter:
             return lines.encode(record)
         except Exception:  # a field that cannot be written must cost its own line only
             return None
-
-    def _append(self, data: bytes, records: int, unwritable: int) -> None:
-        lost = unwritable
-        try:
-            if data and self._torn:
-                data = b"\n" + data
-            self._room -= len(data)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-                self._torn = bool(rest)
-        except OSError as error:
-            lost = records
-            self._torn = True
-            if not self._lost:
-                print(f"telemetry: cannot write {self._path}: {error}; records are lost", file=sys.stderr)
-        self._lost += lost
-
-
-def _ends_within_a_line(path: Path) -> bool:
-    """Whether a process was killed in the middle of a line that would swallow our first one."""
-    try:
-        with open_regular(path) as file:
-            if file.seek(0, os.SEEK_END) == 0:
-                return False
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
-    except FileNotFoundError:
-        return False
 
 
 def _forget_in_child() -> None:

@@ -1,24 +1,15 @@
-"""TensorBoard event files, for those who live there, without depending on TensorBoard.
-
-A file is a sequence of framed messages: length, masked CRC-32C of the length, message, masked CRC-32C of the
-message. A message is an `Event` in protobuf; of its fields these are needed:
-
-    Event    1 wall_time (double)   2 step (varint)   3 file_version (string)   5 summary (Summary)
-    Summary  1 value (repeated Value)
-    Value    1 tag (string)         2 simple_value (float)
-"""
+"""What `train --tensorboard` writes: curves, histograms by layer, and the confusion matrix as a picture."""
 
 import bisect
+import math
 import os
-import struct
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 from manyhands.errors import UsageError
-from manyhands.foreign.regular import not_through_links
+from manyhands.telemetry.event_file import EventWriter, Histogram, Picture
 from manyhands.telemetry.lines import Record, number
 from manyhands.telemetry.read import read
 
@@ -50,7 +41,7 @@ _LATE_STEPS = 8  # that the records of one worker may come after those of anothe
 
 
 class Scalars:
-    """Turns records into scalars as they come, so that it serves an export and a live run alike.
+    """Turns records into what TensorBoard shows as they come, so that it serves an export and a live run alike.
 
     One point per step for all workers together: bytes and samples are sums over workers, the loss is the mean
     over samples, everything else the mean over workers. A step is written when every worker has reported it.
@@ -83,6 +74,10 @@ class Scalars:
             self._writer.scalars(values, step, record["t"])
         elif kind == "log" and isinstance(step, int):
             self._add_logged(step, record)
+        elif kind == "layers" and isinstance(step, int):
+            self._add_layers(step, record)
+        elif kind == "classes" and isinstance(step, int) and (matrix := _confusion(record.get("confusion"))):
+            self._writer.picture("evaluate/confusion", matrix, step, record["t"])
 
     def finish(self) -> None:
         """Write the steps that some worker never reported, but for those that are thinned out of its records."""
@@ -138,6 +133,20 @@ class Scalars:
                 entry.sums[str(name)] += value
                 entry.counts[str(name)] += 1
 
+    def _add_layers(self, step: int, record: Record) -> None:
+        """Norms as curves; TensorBoard shows histograms below each other, one for each step."""
+        norms, histograms = dict[str, float](), dict[str, Histogram]()
+        layers = record.get("layers")
+        for layer in layers if isinstance(layers, list) else ():
+            for what in ("weight", "gradient") if isinstance(layer, dict) else ():
+                tag, norm = f"{what}s/{layer.get('name')}", number(layer.get(f"{what}_norm"))
+                if norm is not None:
+                    norms[f"{what} norms/{layer.get('name')}"] = norm
+                    found = _histogram(layer.get(f"{what}_range"), layer.get(f"{what}_counts"), norm)
+                    histograms |= {tag: found} if found else {}
+        self._writer.scalars(norms, step, record["t"])
+        self._writer.histograms(histograms, step, record["t"])
+
     def _write_logged(self, before: int | None) -> None:
         for step in sorted(self._logged):
             if before is None or step < before - _LATE_STEPS:
@@ -176,99 +185,35 @@ def _tag_of(name: str) -> str:
     return f"bytes/{name.removeprefix('bytes_')}" if name.startswith("bytes_") else name
 
 
-class EventWriter:
-    """Appends scalars to one event file; TensorBoard finds files with `tfevents` in their name."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "wb", opener=not_through_links)  # noqa: SIM115
-        self._started = False
-
-    def scalar(self, tag: str, value: float, step: int, wall_time: float) -> None:
-        """Add one point of one curve."""
-        self.scalars({tag: value}, step, wall_time)
-
-    def scalars(self, values: Mapping[str, float], step: int, wall_time: float) -> None:
-        """Add one point to each of several curves."""
-        if not self._started:
-            self._started = True
-            self._frame(_double(1, wall_time) + _bytes(3, b"brain.Event:2"))
-        summary = b"".join(
-            _bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items()
-        )
-        self._frame(_double(1, wall_time) + _varint_field(2, step) + _bytes(5, summary))
-
-    def flush(self) -> None:
-        """Make everything so far visible to a TensorBoard that is watching."""
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _frame(self, message: bytes) -> None:
-        length = struct.pack("<Q", len(message))
-        self._file.write(length + _masked_crc(length) + message + _masked_crc(message))
+def _histogram(ends: Any, counts: Any, norm: float) -> Histogram | None:
+    if not (isinstance(ends, list) and len(ends) == 2 and isinstance(counts, list) and counts):
+        return None
+    low, high = number(ends[0]), number(ends[1])
+    if low is None or high is None or not all(isinstance(count, int) and count >= 0 for count in counts):
+        return None
+    return Histogram(low, high, counts, norm) if math.isfinite(low + high + norm * norm) else None
 
 
-def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+def _confusion(rows: Any) -> Picture | None:
+    """A row for each true class and a column for each predicted one: white is never, dark blue always."""
+    if not isinstance(rows, list) or not 1 <= len(rows) <= _MOST_CLASSES:
+        return None
+    if not all(isinstance(row, list) and len(row) == len(rows) for row in rows):
+        return None
+    side = max(1, _PIXELS // len(rows))
+    lines = [line for row in rows for line in [b"".join(_cells(row, side))] * side]
+    return Picture(side * len(rows), lines)
 
 
-def _varint_field(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+def _cells(row: list[Any], side: int) -> Iterator[bytes]:
+    counts = [max(0.0, number(count, 0.0)) for count in row]
+    whole = sum(counts) or 1.0
+    for count in counts:
+        share = count / whole if math.isfinite(whole) else 0.0
+        color = (round(255 + share * (end - 255)) for end in _DARK)
+        yield bytes(color) * side
 
 
-def _double(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 1) + struct.pack("<d", value)
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
-
-
-def _float(field: int, value: float) -> bytes:
-    try:
-        packed = struct.pack("<f", value)
-    except OverflowError:  # a finite double beyond what a float can hold
-        packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
-    return _varint(field << 3 | 5) + packed
-
-
-def _crc_table() -> tuple[int, ...]:
-    """CRC-32C (Castagnoli), reflected, one entry per byte."""
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return tuple(table)
-
-
-_TABLE = _crc_table()
-
-
-def _crc32c(data: bytes) -> int:
-    table, crc = _TABLE, 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
-
-
-def _masked_crc(data: bytes) -> bytes:
-    """Masked as TFRecord wants it: rotated by 15 bits, plus a constant."""
-    crc = _crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+_DARK = (8, 48, 107)
+_PIXELS = 320
+_MOST_CLASSES = 256

@@ -26,7 +26,7 @@ SLICE_S = 0.002
 
 _TAIL_BYTES = 1 << 16
 _BEGINNING = re.compile(
-    rb'\{"kind":"(step|log|process|updates)","t":([0-9.e+]+),"rank":-?\d+(?:,"step":(\d+))?'
+    rb'\{"kind":"(step|log|layers|classes|process|updates|serving|usage)","t":([0-9.e+]+),"rank":-?\d+(?:,"step":(\d+))?'
 )
 
 
@@ -138,7 +138,7 @@ class _KeptLines:
         if between == 1:
             return True
         values = (lines.decode(line) or {}).get("values")
-        names = tuple(sorted(values)) if isinstance(values, dict) else ()
+        names = tuple(sorted(values)) if isinstance(values, dict) else (line[:18].decode("ascii", "replace"),)
         last = self._last_logged.get(names)
         if step % between and last is not None and abs(step - last) < between:
             return False

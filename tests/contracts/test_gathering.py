@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from manyhands import telemetry
 from manyhands.cluster.worker.world import World
+from manyhands.engine.class_counts import per_class
 from manyhands.engine.evaluate import over_all
 from manyhands.engine.plain_values import decode, encode
 from manyhands.engine.session import Session
 from manyhands.errors import UsageError
+from manyhands.telemetry.read import read
 from tests.contracts.test_sessions import Numbered
 from tests.contracts.test_strategies import loss, make_net, momentum_of
 from tests.sessions import session_of
@@ -135,6 +137,89 @@ def test_a_measure_over_all_samples_sees_them_all(workers: int, placement: str) 
         assert found["auc"] == want
         assert found["first"] == float(data.targets[0])
         assert found["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "placement"),
+    [(1, "single"), (3, "single"), (2, "sharded"), (2, "pipeline"), (2, "tensor:ways=2")],
+)
+def test_classes_are_counted_over_all_workers(workers: int, placement: str) -> None:
+    data = Numbered(31)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    names = ["ant", "bee", "cat", "dog"]
+
+    def work(world: World) -> tuple[dict[str, float], list[dict[str, Any]], Any]:
+        model = copy.deepcopy(net)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session = session_of(model, optimizer, loss, world=world, placement=placement, example=data[0:4])
+        found = session.evaluate(data, batch_size=4, measures={"classes": per_class(names)})
+        report = session.engine.class_report
+        session.close()
+        return found, session.summary()["classes"], report.confusion
+
+    with torch.no_grad():
+        predicted = net(data.inputs).argmax(1)
+    want = torch.zeros(4, 4, dtype=torch.long)
+    for truth, seen in zip(data.targets.tolist(), predicted.tolist(), strict=True):
+        want[truth, seen] += 1
+    for found, by_class, confusion in in_threads(workers, work):
+        assert found["accuracy"] == want.diagonal().sum() / 31
+        assert found.keys() == {"loss", "accuracy"}  # the first five of four classes are all of them
+        assert torch.tensor(confusion).equal(want)
+        assert [row["name"] for row in by_class] == names
+        for index, row in enumerate(by_class):
+            right, there, taken = want[index, index], want[index].sum(), want[:, index].sum()
+            assert row["samples"] == there
+            assert row["recall"] == pytest.approx(float(right / there) if there else 0.0, abs=1e-6)
+            assert row["precision"] == pytest.approx(float(right / taken) if taken else 0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [8, 300])
+def test_right_among_the_first_five(classes: int, tmp_path: Path) -> None:
+    """With very many classes the matrix is left out, and the counts by class stay."""
+    scores = torch.randn(40, classes, generator=torch.Generator().manual_seed(1))
+    targets = scores.argsort(1, descending=True)[torch.arange(40), torch.arange(40) % 8]
+    data = torch.utils.data.TensorDataset(scores, targets)
+
+    def work(world: World) -> dict[str, float]:
+        model = nn.Linear(classes, classes, bias=False)
+        nn.init.eye_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        telemetry.open(tmp_path / "events" / "worker-0.jsonl", rank=0)
+        session = session_of(model, optimizer, loss, world=world)
+        found = session.evaluate(data, batch_size=7, measures={"classes": per_class()})
+        session.close()
+        telemetry.close()
+        return found
+
+    (found,) = in_threads(1, work)
+    assert found["accuracy"] == 5 / 40
+    assert found["top5"] == 25 / 40
+    (record,) = [one for one in read(tmp_path) if one["kind"] == "classes"]
+    assert len(record["per_class"]) == classes
+    assert ("confusion" in record) == (classes == 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "names", "said"),
+    [
+        (nn.Linear(16, 2), (), "targets go from 0 to 2, and the model has 2 classes"),
+        (nn.Linear(16, 4), ("ant", "bee"), "2 names, and the model has 4 classes"),
+        (nn.Unflatten(1, (4, 4)), (), "one score per sample and class"),
+    ],
+)
+def test_what_is_no_classification_is_refused(model: nn.Module, names: tuple[str, ...], said: str) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), model).double()
+
+    def work(world: World) -> None:
+        session = session_of(model, torch.optim.SGD(model.parameters(), lr=0.1), zero, world=world)
+        session.evaluate(Numbered(8), batch_size=8, measures={"classes": per_class(names)})
+
+    def zero(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0]).sum() * 0.0
+
+    with pytest.raises(UsageError, match=said):
+        in_threads(1, work)
 
 
 def test_a_measure_that_gives_other_rows_than_samples_is_refused() -> None:

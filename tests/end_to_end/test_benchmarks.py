@@ -29,6 +29,8 @@ OPTIONS = {
     "startup": ["--workers", "1"],
     "saving": [],
     "telemetry": [],
+    "diagnosis": [],
+    "page": [],
     "recovery": [],
     "attacks": [],
     "extremes": [],
@@ -174,6 +176,12 @@ def test_telemetry(results: Results) -> None:
     assert found["calls"]["step"] == 1
     assert 0 < found["step_s"] == sum(found["each_s"][name] * count for name, count in found["calls"].items())
     assert all(seconds[0] > 0 for seconds in found["seconds"].values())
+
+
+def test_page(results: Results) -> None:
+    found = results("page")
+    assert_ratios(found["ratios"], ["the page ÷ TensorBoard, opening"])
+    assert 0 < found["following"][0] < 1
 
 
 def test_servers(results: Results) -> None:

@@ -27,10 +27,20 @@ from manyhands.placement import PLACEMENTS
 from manyhands.strategies import PRESETS, STRATEGIES
 from tests.end_to_end.commands import Done, manyhands, parameters, run, same_bits
 
-VERBS = ("train", "launch", "export", "serve", "list", "convert", "doctor")
+VERBS = ("train", "launch", "export", "serve", "list", "show", "convert", "doctor", "dash")
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
-FLAGS = {"train": 23, "launch": 10, "export": 3, "serve": 8, "list": 0, "convert": 2, "doctor": 0}
+FLAGS = {
+    "train": 24,
+    "launch": 10,
+    "export": 3,
+    "serve": 8,
+    "list": 0,
+    "show": 3,
+    "convert": 2,
+    "doctor": 0,
+    "dash": 5,
+}
 
 SUMMARY = {
     *("samples_per_second", "loss", "accuracy", "steps", "samples", "workers", "bytes_sent", "wall_s"),

@@ -164,7 +164,12 @@ def test_a_run_of_our_launcher_on_one_host_opens_no_port(start: Start, tmp_path:
     assert "none of them listens at a TCP port" in said
     pids = tree(start.started[0].pid)  # type: ignore[attr-defined]
     assert not listening(pids)
-    named = dict(re.findall(r"([a-z ]+\d*) \((\d+)\)", said.splitlines()[0]))
+    named = dict(
+        re.findall(
+            r"([a-z ]+\d*) \((\d+)\)",
+            next(line for line in said.splitlines() if line.startswith("processes of")),
+        )
+    )
     names = {name.strip(): int(pid) for name, pid in named.items()}
     assert {"launcher", "coordinator", "worker 0", "worker 1", "server 0"} <= names.keys()
     assert set(names.values()) == set(pids)

@@ -1,14 +1,17 @@
 """What we write is read back by the real TensorBoard."""
 
+import io
 import math
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from manyhands.errors import UsageError
 from manyhands.telemetry import lines
+from manyhands.telemetry.event_file import EventWriter, _crc32c
 from manyhands.telemetry.read import Tail
-from manyhands.telemetry.tensorboard import EventWriter, Scalars, _crc32c, export
+from manyhands.telemetry.tensorboard import Scalars, export
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 event_file_loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
@@ -58,6 +61,37 @@ def test_points_come_back(tmp_path: Path) -> None:
     assert found["loss"][0][1] == 2.5
     assert math.isnan(found["loss"][1][1])
     assert found["loss"][2][1] == math.inf
+
+
+def test_layers_come_back_as_norms_and_histograms_and_classes_as_a_picture(tmp_path: Path) -> None:
+    layer = {"name": "fc.weight", "weight_norm": 3.0, "weight_range": [-1.0, 2.0], "weight_counts": [5, 0, 4]}
+    layer |= {"gradient_norm": math.nan}
+    layers = {
+        "kind": "layers",
+        "t": 11.0,
+        "rank": 0,
+        "step": 7,
+        "layers": [layer, {"name": "bias"}, "no layer"],
+    }
+    odd = {"kind": "layers", "t": 11.5, "rank": 0, "step": 8, "layers": [{**layer, "weight_range": ["x", 1]}]}
+    classes = {"kind": "classes", "t": 12.0, "rank": 0, "step": 7, "confusion": [[3, 1], [0, 4]]}
+    torn = {"kind": "classes", "t": 13.0, "rank": 0, "step": 9, "confusion": [[3, 1], [0]]}
+    write_run(tmp_path, [layers, odd, classes, torn])
+    accumulator = event_accumulator.EventAccumulator(str(export(tmp_path)))
+    accumulator.Reload()
+    assert curves(tmp_path / "tensorboard")["weight norms/fc.weight"] == [(7, 3.0), (8, 3.0)]
+    (point,) = accumulator.Histograms("weights/fc.weight")
+    found = point.histogram_value
+    assert (found.min, found.max, found.num, found.sum_squares) == (-1.0, 2.0, 9.0, 9.0)
+    assert list(found.bucket) == [5.0, 0.0, 4.0]
+    assert list(found.bucket_limit) == [0.0, 1.0, 2.0]
+    (picture,) = accumulator.Images("evaluate/confusion")
+    assert (picture.step, picture.width, picture.height) == (7, 320, 320)
+    with Image.open(io.BytesIO(picture.encoded_image_string)) as image:
+        always, half, never = (image.getpixel(place) for place in ((200, 200), (10, 10), (10, 200)))
+    assert always == (8, 48, 107)
+    assert never == (255, 255, 255)
+    assert always < half < never
 
 
 def test_a_reader_that_is_watching_sees_points_after_flush(tmp_path: Path) -> None:

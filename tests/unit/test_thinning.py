@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from manyhands import telemetry
-from manyhands.telemetry import lines, recorder, tensorboard, thinning
+from manyhands.telemetry import event_file, lines, record_log, tensorboard, thinning
 from manyhands.telemetry.read import Tail, read
 
 FULL, GROWTH = 64, 1 << 16
@@ -28,7 +28,7 @@ def _closed() -> Iterator[None]:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run of a week what a run of seconds has."""
     monkeypatch.setattr(thinning, "FULL", FULL)
-    monkeypatch.setattr(recorder, "GROWTH_BYTES", GROWTH)
+    monkeypatch.setattr(record_log, "GROWTH_BYTES", GROWTH)
 
 
 def step_line(step: int, rank: int = 0, **more: Any) -> lines.Record:
@@ -47,6 +47,26 @@ def thin(path: Path) -> None:
     while not one.work():
         pass
     one.replace().close()
+
+
+def test_lines_by_layer_and_by_class_become_fewer_each_for_themselves(tmp_path: Path) -> None:
+    """They are long, and come at steps of their own."""
+    every = {"layers": 7, "classes": 23}
+    records = [
+        {"kind": kind, "t": 1000.0 + step, "rank": 0, "step": step}
+        for step in range(1, STEPS)
+        for kind, between in every.items()
+        if step % between == 0
+    ]
+    thin(written(tmp_path, records))
+    for kind, between in every.items():
+        kept = [record["step"] for record in read(tmp_path) if record["kind"] == kind]
+        assert {step for step in kept if step > STEPS - FULL} == {
+            step for step in range(STEPS - FULL + 1, STEPS) if step % between == 0
+        }
+        gaps = [after - before for before, after in itertools.pairwise(kept)]
+        assert max(gaps) <= max(2 * between, 64)
+        assert len(kept) < STEPS / between / 2 or between > 16
 
 
 def test_the_newest_stay_whole_and_older_ones_become_fewer(tmp_path: Path) -> None:
@@ -166,7 +186,7 @@ def test_curves_of_thinned_records_have_true_speeds_and_no_halves(
         file.writelines(lines.encode(step_line(step, rank=1)) for step in range(STEPS // 3, STEPS - 5))
     points: dict[int, dict[str, float]] = {}
     monkeypatch.setattr(
-        tensorboard.EventWriter, "scalars", lambda self, values, step, t: points.setdefault(step, values)
+        event_file.EventWriter, "scalars", lambda self, values, step, t: points.setdefault(step, values)
     )
     tensorboard.export(tmp_path)
     first = {one["step"] for one in read(tmp_path) if one["kind"] == "step" and one["rank"] == 0}

@@ -76,12 +76,13 @@ _WRITTEN = (("events", "*.jsonl"), (FOLDER, "*.log"))
 
 
 def _identities(paths: Iterator[Path]) -> dict[_File, str]:
-    """`worker-3.jsonl` is of worker 3."""
+    """`worker-3.jsonl` is of worker 3; what a host uses is written by its launcher."""
     found: dict[_File, str] = {}
     for path in paths:
         with suppress(OSError):
             status = path.stat()
-            found[status.st_dev, status.st_ino] = path.stem.replace("-", " ")
+            name = path.stem.replace("-", " ")
+            found[status.st_dev, status.st_ino] = "launcher" if name.startswith("host ") else name
     return found
 
 

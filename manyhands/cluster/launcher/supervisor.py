@@ -16,6 +16,7 @@ from manyhands.cluster.launcher.blame import Exits, Outcome, was_told_to_end
 from manyhands.cluster.launcher.child import Child
 from manyhands.cluster.launcher.events import Event
 from manyhands.cluster.launcher.fixed_membership import FixedMembership, MembershipPolicy
+from manyhands.cluster.launcher.host_sampler import HostSampler
 from manyhands.cluster.launcher.launch_plan import LaunchPlan, Starter
 from manyhands.cluster.launcher.processes import WorkerProcesses
 from manyhands.cluster.launcher.stuck import STALL_S, StuckWatch
@@ -80,7 +81,8 @@ def run(
         stuck = StuckWatch(
             processes, name=plan.name, steps=steps, on_event=on_event, stall_s=stall_s, is_spread=spread
         )
-        outcome = _Supervisor(plan, processes, policy, signals, stuck, on_tick, on_event, ask).watch()
+        tick = _sampled(stack, plan, processes, coordination, host_agent, on_tick)
+        outcome = _Supervisor(plan, processes, policy, signals, stuck, tick, on_event, ask).watch()
         if coordination:
             coordination.end_run(outcome.message, outcome.exit_code)
         return outcome
@@ -115,6 +117,33 @@ def _log_name(plan: LaunchPlan, host_agent: "HostAgent | None") -> Callable[[int
         return lambda rank: f"{'server' if is_server(rank) else 'worker'} {first + rank}"
     number = plan.environ.get(local.NUMBER)
     return plan.name if number is None else lambda rank: f"worker {number}"
+
+
+def _sampled(
+    stack: contextlib.ExitStack,
+    plan: LaunchPlan,
+    processes: WorkerProcesses,
+    coordination: "Coordination | None",
+    host_agent: "HostAgent | None",
+    on_tick: Callable[[], None],
+) -> Callable[[], None]:
+    """What to do at every tick where the run is recorded; a worker that joins on a run's own host adds no second
+    record of the host."""
+    if plan.run_dir is None or local.NUMBER in plan.environ:
+        return on_tick
+    name_of = _log_name(plan, host_agent)
+
+    def pids() -> dict[str, int]:
+        found = {"coordinator": coordination.pid} if coordination else {}
+        return found | {name_of(child.rank): child.pid for child in processes.running}
+
+    sampler = stack.enter_context(HostSampler(plan.run_dir, host_agent.host if host_agent else 0, pids))
+
+    def tick() -> None:
+        on_tick()
+        sampler.tick()
+
+    return tick
 
 
 def _joinable(

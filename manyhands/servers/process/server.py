@@ -136,6 +136,9 @@ class Server:
         time_s = time.monotonic()
         if (now or time_s >= self._record_at) and (counts := self._dispatcher.unrecorded()):
             telemetry.event("updates", **counts)
+            seconds = telemetry.totals()
+            told = {name: round(seconds.get(name, 0.0), 4) for name in ("wait_s", "update_s")}
+            telemetry.event("serving", **told)
             self._record_at = time_s + _RECORD_PERIOD_S
 
     def _sleep(self) -> None:

@@ -39,6 +39,7 @@ def prepare(context: ServerContext, out: Path | None) -> None:
     name = rank_info.number if rank_info.address else rank_info.server
     if out:
         telemetry.open(out / "events" / f"server-{name}.jsonl", rank=rank_info.rank)
+        telemetry.event("serves", server=name)
 
 
 def be_a_server(
