@@ -19,6 +19,26 @@ occurred since the last such line; a "dropped" line says why something that came
 message, and a "listens" line at which `port` its process `pid` takes connections that prove a key of the run.
 """
 
-from manyhands.telemetry.recorder import add_seconds, close, count, event, open, step, timed, totals
+from manyhands.telemetry.recorder import (
+    add_seconds,
+    close,
+    count,
+    count_processor_time,
+    event,
+    open,
+    step,
+    timed,
+    totals,
+)
 
-__all__ = ["add_seconds", "close", "count", "event", "open", "step", "timed", "totals"]
+__all__ = [
+    "add_seconds",
+    "close",
+    "count",
+    "count_processor_time",
+    "event",
+    "open",
+    "step",
+    "timed",
+    "totals",
+]
