@@ -53,6 +53,8 @@ class RoundLimits:
     seconds: float = 20.0
     halving_every: int = 3
     """Rounds."""
+    hopeless: float = 3.0
+    """Times the seconds of the best."""
 
 
 class Ended(enum.Enum):
@@ -116,8 +118,7 @@ class Rounds:
             left = min(self.limits.most_rounds - number, math.floor(left_s / longest_s) if longest_s else 999)
             if ended := self._ended(number, left):
                 return self._verdict(ended)
-            if number % self.limits.halving_every == 0:
-                self._halve()
+            self._dismiss(number)
 
     def cost(self, name: str) -> float:
         """Wall seconds per sample: the median of the rounds."""
@@ -171,17 +172,19 @@ class Rounds:
         lead = self.cost(ranked[1]) / self.cost(ranked[0]) - 1
         return at_the_end > max(2 * lead, self.limits.margin) and number >= 2 * self.limits.least_rounds
 
-    def _halve(self) -> None:
-        """Those of the slower half that are surely slower than the best leave."""
+    def _dismiss(self, number: int) -> None:
+        """Those that are hopelessly slow leave at once: their turns would take the time of all others. Of the slower
+        half those leave, now and then, that are surely slower than the best."""
         ranked = self._ranked()
-        slower = ranked[max(2, math.ceil(len(ranked) / 2)) :]  # never the one that is next to the best
-        best = self.series(ranked[0])
-        leaving = {
-            name
-            for name in slower
-            if name not in (self.incumbent, self.reference)
-            and ratios.by_rank(self.series(name), best, confidence=0.75)[0] > 1 + self.limits.margin
-        }
+        leaving = {name for name in ranked if self.cost(name) > self.limits.hopeless * self.cost(ranked[0])}
+        if number % self.limits.halving_every == 0:
+            best = self.series(ranked[0])
+            leaving |= {
+                name
+                for name in ranked[max(2, math.ceil(len(ranked) / 2)) :]  # never the one next to the best
+                if ratios.by_rank(self.series(name), best, confidence=0.75)[0] > 1 + self.limits.margin
+            }
+        leaving -= {self.incumbent, self.reference}
         self._present = [name for name in self._present if name not in leaving]
 
     def _verdict(self, ended: Ended) -> Verdict:

@@ -3,7 +3,8 @@
     pass       C(b) = a + c·b processor seconds, through the medians at two batch sizes
     κ          wall ÷ processor seconds of a pass
     update     of a worker that updates all parameters, ÷ parameters
-    sum        what a step has more where workers pool their gradients, ÷ bytes of gradients
+    sum        what a step has more where workers pool their gradients, ÷ bytes of gradients that others add to a
+               worker's own: (p − 1) ÷ p of them, since the owner of a span adds its own as it updates
 
 Draw k of every coefficient of a division has the same rounds: what one round did to all of them stays together.
 """
@@ -44,6 +45,7 @@ def fit(
         if cpu > 0
     ]
     updates = draws.medians(measured.updates)
+    added = gradient_bytes * (split.processes - 1) / split.processes
     return SplitFacts(
         processes=split.processes,
         threads=split.threads,
@@ -51,9 +53,7 @@ def fit(
         sample_cpu_s=_estimate(per_sample),
         wall_per_cpu=_estimate(draws.medians(walls)) if walls else ONE,
         update_cpu_s=_estimate(updates / max(1, parameters)),
-        sum_cpu_s=_estimate(
-            _sums(draws, split, measured, costs[sizes[-1]], updates) / max(1, gradient_bytes)
-        ),
+        sum_cpu_s=_estimate(_sums(draws, split, measured, costs[sizes[-1]], updates) / max(1, added)),
         meeting_s=_estimate(draws.medians(measured.meetings_s)) if measured.meetings_s else NOTHING,
         jitter=tuple(measured.wall_s[-_KEPT_STEPS:]),
         measured_batches=tuple(sizes),

@@ -6,7 +6,7 @@ looked into: gradients' readiness, layers, memory, reference kernels.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,8 @@ class ProbedJob:
     """Of the model or script, for people."""
     command: Callable[[Split, str], Sequence[str]]
     """What the workers of a division run under a strategy."""
-    samples_per_epoch: int = 0
-    """Where it is known already."""
+    known_by: Mapping[str, object]
+    """By what its measurements are known again."""
 
 
 class HostProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,5 +207,5 @@ def _model(job: ProbedJob, looked: Answer) -> ModelFacts:
         state_bytes=state,
         divisible_optimizer=looked["divisible"],
         layers=tuple(LayerFacts(**layer) for layer in looked["layers"]),
-        samples_per_epoch=looked["samples_per_epoch"] or job.samples_per_epoch,
+        samples_per_epoch=looked["samples_per_epoch"],
     )
