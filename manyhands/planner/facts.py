@@ -83,7 +83,8 @@ class SplitFacts(msgspec.Struct, frozen=True, kw_only=True):
     meeting_s: Estimate = NOTHING
     """Wall seconds of one meeting (barrier) of all processes of the host."""
     jitter: tuple[float, ...] = ()
-    """Measured steps ÷ their median, in any order: what the slowest of many workers waits for."""
+    """Measured steps ÷ their median, in any order: what the slowest of many workers waits for. The coefficients above
+    are those of a median step; the price multiplies by the mean of this where it wants a mean."""
     measured_batches: tuple[int, ...] = ()
     """The batch sizes that `pass_cpu_s` and `sample_cpu_s` were fitted on; empty where nothing was measured."""
     error: str = ""
@@ -205,6 +206,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Samples per worker and step."""
     indistinct: float = 0.0
     """A/A: by how much two runs of the same way differed in the same rounds (0.02: 2 %); what is nearer is a tie."""
+    past_error: float = 0.0
+    """By how much (0.1: a tenth) predictions like these were wrong in one case of ten, by the record of past runs."""
     notes: tuple[str, ...] = ()
     """What a person should know of how the facts came about: cached, scaled, a noisy machine."""
 
