@@ -67,8 +67,8 @@ def planned(options: argparse.Namespace, rank_info: RankInfo) -> Plan:
 def _refuse_auto(plan: Plan, rank_info: RankInfo) -> None:
     if plan.auto:
         raise UsageError(
-            f"--{plan.auto[0]} auto is for runs of our own launcher, and {rank_info.launcher} has started this one with "
-            f"{rank_info.workers} workers; name the {plan.auto[0]}, as `manyhands plan` prints it"
+            f"--{plan.auto[0]} auto is for runs of our own launcher, and {rank_info.launcher} has started this one, "
+            f"with {rank_info.workers} workers; name the {plan.auto[0]}, as `manyhands plan` prints it"
         )
 
 
@@ -76,7 +76,7 @@ def _left_open(plan: Plan, given: dict[str, Any]) -> tuple[Plan, dict[str, Any]]
     """What a flag leaves to the planner, or takes from it again, whatever the file says."""
     asked = [word for word in plans.AUTO_WORDS if given.get(word) == plans.AUTO]
     kept = [word for word in plan.auto if word not in given]
-    auto = tuple(word for word in plans.AUTO_WORDS if word in (*asked, *kept))
+    auto = [word for word in plans.AUTO_WORDS if word in (*asked, *kept)]
     rest = {word: value for word, value in given.items() if word not in asked}
     return msgspec.structs.replace(plan, auto=auto), rest
 

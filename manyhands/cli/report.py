@@ -12,8 +12,8 @@ from manyhands.launching.ending import shown
 from manyhands.launching.words import width_of, wrapped
 
 
-def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespace) -> None:
-    """The result for a person, or as JSON for a program."""
+def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespace, expected: str = "") -> None:
+    """The result for a person, or as JSON for a program; `expected` is how it went beside a prediction."""
     if options.tensorboard and out is not None:
         from manyhands.telemetry.tensorboard import export
 
@@ -39,6 +39,8 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
     rate = summary["samples_per_second"]
     team = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
     say(f"speed     {rate:,.0f} samples/s with {team}, without evaluation and saving")
+    if expected:
+        say(f"plan      {expected}")
     say(f"took      {summary['wall_s']:.1f} s without the start, {summary['steps']:,} steps")
     say(f"samples   {_samples(summary)}")
     if (stale := summary.get("staleness")) and stale["histogram"]:

@@ -91,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     placement: str = placements.DEFAULT
     cluster: Cluster = Cluster()
     train: Train = Train()
-    auto: tuple[str, ...] = ()
+    auto: list[str] = []
     """The words that are left to the planner: `strategy`, `workers`, `threads`."""
 
     def check(self) -> None:

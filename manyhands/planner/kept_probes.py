@@ -24,8 +24,9 @@ from manyhands.planner.measure import HostProbe, ProbedJob
 FORM = 1
 """Of the files: others are not read."""
 OLDEST_S = 30 * 24 * 3600.0
-TOLERANCE = 1.35
-"""How many times faster or slower the check may be: neighbours in the same caches change it by a fifth or so."""
+TOLERANCE = 3.0
+"""How many times faster or slower a kernel of the check may be: a neighbour on the other half of a core alone doubles
+what it takes, also at its least."""
 
 _CHECK_S = 0.12
 
@@ -83,19 +84,20 @@ def keep(known: Mapping[str, Any], probe: HostProbe) -> Path:
 
 
 def check_s() -> tuple[float, float]:
-    """Processor seconds of two kernels of one thread: one computes in the cache, one goes through memory."""
+    """Processor seconds of two kernels of one thread, at their least: one computes in the cache, one goes through
+    memory."""
     small, large = np.linspace(0.0, 1.0, 1 << 13), np.ones(1 << 22, dtype=np.float32)
-    return _quartile_s(lambda: np.exp(small)), _quartile_s(lambda: np.add(large, 1.0, out=large))
+    return _least_s(lambda: np.exp(small)), _least_s(lambda: np.add(large, 1.0, out=large))
 
 
-def _quartile_s(call: Callable[[], object]) -> float:
+def _least_s(call: Callable[[], object]) -> float:
     found: list[float] = []
     end_s = time.process_time() + _CHECK_S
     while time.process_time() < end_s or len(found) < 8:
         began_s = time.process_time()
         call()
         found.append(time.process_time() - began_s)
-    return sorted(found)[len(found) // 4]
+    return min(found)
 
 
 def _path(known: Mapping[str, Any]) -> Path:

@@ -1,8 +1,8 @@
 """What one forward and backward pass of a model looks like from inside, watched in a worker that is probed.
 
-    ready     when each parameter's gradient is complete, and so each span of the flat vector
-    layers    which part of the forward pass each layer takes, and how much it hands on
-    memory    of the process, and of the optimizer's state
+ready     when each parameter's gradient is complete, and so each span of the flat vector
+layers    which part of the forward pass each layer takes, and how much it hands on
+memory    of the process, and of the optimizer's state
 """
 
 import statistics
