@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from manyhands import __version__
-from manyhands.cli import convert, doctor, launch, list, train
+from manyhands.cli import convert, doctor, launch, list, probe, train
 from manyhands.cli.script import is_script
 from manyhands.errors import ManyhandsError, did_you_mean
 from manyhands.launching.words import say
@@ -32,7 +32,7 @@ def build() -> "_Parser":
     )
     parser.add_argument("--version", action="version", version=f"manyhands {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
-    for verb in (train, launch, list, convert, doctor):
+    for verb in (train, launch, probe, list, convert, doctor):
         verb.add_to(verbs)
     return parser
 

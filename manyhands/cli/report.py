@@ -12,7 +12,9 @@ from manyhands.launching.ending import shown
 from manyhands.launching.words import width_of, wrapped
 
 
-def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespace, expected: str = "") -> None:
+def report(
+    summary: dict[str, Any], out: Path | None, options: argparse.Namespace, expected: str = ""
+) -> None:
     """The result for a person, or as JSON for a program; `expected` is how it went beside a prediction."""
     if options.tensorboard and out is not None:
         from manyhands.telemetry.tensorboard import export

@@ -52,8 +52,7 @@ class ContenderEnd(msgspec.Struct, frozen=True, kw_only=True):
         errors = [line.removeprefix("error: ") for line in self.tail if line.startswith("error: ")]
         if errors:
             return errors[-1]
-        last = next((line for line in reversed(self.tail) if line.strip()), "")
-        return f"{self.message}: {last}" if last and last not in self.message else self.message
+        return self.message
 
 
 class Contender:

@@ -87,7 +87,7 @@ def probe_host(
         rounds = Rounds(
             alive,
             host.take,
-            incumbent=_incumbent(host, divisions),
+            incumbent=min(alive, key=lambda name: host.seen_s[name]),
             reference=alive[-1],
             limits=RoundLimits(seconds=seconds),
         )
@@ -103,11 +103,6 @@ def probe_host(
                 answers = _unless_lost(host, name, {"meet": 1})
                 host.measured[name].meetings_s.extend(s for one in answers for s in one["meeting_s"])
         return _assembled(job, host, looked, rounds, verdict, began_s)
-
-
-def _incumbent(host: DividedHost, divisions: Sequence[Split]) -> str:
-    """What a person would have run without a planner: a worker per core."""
-    return max((d for d in divisions if d.name in host.alive), key=lambda d: d.processes).name
 
 
 def _unless_lost(host: DividedHost, name: str, order: dict[str, Any]) -> list[Answer]:

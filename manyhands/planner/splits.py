@@ -89,6 +89,8 @@ class DividedHost:
     """Why a division cannot run, as a person should read it."""
     measured: dict[str, Measured] = field(default_factory=dict)
 
+    seen_s: dict[str, float] = field(default_factory=dict)
+    """Wall seconds per sample of each division in its first steps: rough, and enough to know where to look."""
     memory_of_half: dict[str, list[Answer]] = field(default_factory=dict)
     """What each worker's memory was when it had seen half batches alone."""
 
@@ -182,6 +184,8 @@ class DividedHost:
             self.memory_of_half[name] = self._turns.ask(key, {"look": "memory"}, ANSWER_S)
         warm = self._turns.ask(key, {"steps": 3}, ANSWER_S)
         step_s = statistics.median(warm[0]["step_s"][1:])
+        if kind == POOLED:
+            self.seen_s[name] = step_s / (batch * split.processes)
         self._steps[name] = (
             1 if step_s > _LONG_STEP_S else max(2, min(_MOST_STEPS, round(TURN_S / max(step_s, 1e-6))))
         )
