@@ -32,8 +32,8 @@ def quota() -> str:
     if allowed is None or allowed >= there:
         return ""
     return (
-        f"a control group allows {allowed:g} of {there} cores: workers are not pinned, and pauses of the group hold all "
-        f"of them up; use at most {max(1, int(allowed))} threads in all, or raise its cpu.max"
+        f"a control group allows {allowed:g} of {there} cores: workers are not pinned, and pauses of the group hold "
+        f"all of them up; use at most {max(1, int(allowed))} threads in all, or raise its cpu.max"
     )
 
 
@@ -47,8 +47,8 @@ def interface(system: Path = SYSTEM, routes: Path = Path("/proc/net/route")) -> 
     fastest = max(speeds, key=lambda name: speeds[name])
     if speeds[fastest] > own:
         return (
-            f"traffic to other hosts leaves by {chosen} with {own:,} Mbit/s, and {fastest} has {speeds[fastest]:,}; give "
-            f"the address of {fastest}, as in --hosts 2@ADDRESS"
+            f"traffic to other hosts leaves by {chosen} with {own:,} Mbit/s, and {fastest} has {speeds[fastest]:,}; "
+            f"give the address of {fastest}, as in --hosts 2@ADDRESS"
         )
     if own < SLOW_MBIT:
         return f"{chosen}, which leads to other hosts, has {own:,} Mbit/s; see `manyhands plan` for what pays on it"

@@ -201,9 +201,9 @@ class Rounds:
 
     def _simplest(self, ranked: Sequence[str]) -> str:
         """The simplest of those that the rounds cannot tell from the best: neither surely slower by the margin, nor
-        seen slower by more than two turns of the same contender differ."""
+        seen slower by more than twice what two turns of the same contender differ by."""
         best_name, best = ranked[0], self.series(ranked[0])
-        indistinct = 1 + max(self.limits.margin, noise(self.control()))
+        indistinct = 1 + 2 * max(self.limits.margin, noise(self.control()))
 
         def is_near(name: str) -> bool:
             low, _ = ratios.by_rank(self.series(name), best, confidence=0.9)

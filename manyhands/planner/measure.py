@@ -67,11 +67,11 @@ def probe_host(
     *,
     workers: int | None = None,
     threads: int | None = None,
-    seconds: float = ROUNDS_S,
+    seconds: float | None = None,
     report: Report = lambda what, done, total: None,
 ) -> HostProbe:
     """Measure this host; `workers` and `threads` hold those fixed."""
-    began_s = time.monotonic()
+    began_s, seconds = time.monotonic(), seconds or ROUNDS_S
     usable = splits.usable_cores()
     divisions = splits.enough_memory(splits.possible(usable, workers, threads), _PROCESS_BYTES)
     with DividedHost(divisions, job.command) as host:
