@@ -44,7 +44,8 @@ def ways(facts: Facts, wanted: Wanted) -> Iterator[Way]:
         workers = sum(each.count * each.processes for each in hosts)
         if wanted.workers not in (None, workers):
             continue
-        for text in texts:
+        # One worker has nothing to exchange: all strategies are the first of the table.
+        for text in texts if workers > 1 else texts[:1]:
             for placement in placement_texts(facts, wanted, workers):
                 for servers in server_counts(text, workers, hosts, wanted):
                     way = Way(strategy=text, hosts=hosts, placement=placement, servers=servers)

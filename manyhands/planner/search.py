@@ -21,6 +21,9 @@ TABLE = 10
 REFINED = 48
 """Candidates that are priced over all draws."""
 
+SURELY = 0.9
+"""Of the draws must agree that one way is slower than another."""
+
 TIE = 0.01
 """Ways that differ by less are alike, whatever was measured."""
 
@@ -37,10 +40,12 @@ class Choice:
     ties: tuple[Prediction, ...]
     """Those that cannot be told apart from the best."""
     fastest: Prediction
-    """Of all ways, also those whose steps differ from one process's."""
+    """Of all ways in which workers meet while they train, also those whose steps differ from one process's."""
     refused: tuple[tuple[Way, str], ...]
     """The fastest ways that do not fit, and why; and splits that cannot run."""
     candidates: int
+    considered: tuple[Way, ...] = ()
+    """Those that were priced over all draws."""
 
     @property
     def is_clear(self) -> bool:
@@ -75,21 +80,28 @@ def search(facts: Facts, wanted: Wanted | None = None) -> Choice:
         best=best,
         table=_table(refined, best),
         ties=tuple(ties),
-        fastest=refined[0],
+        fastest=next((each for each in refined if each.way.traits.lockstep), refined[0]),
         refused=tuple((way, reason) for _, way, reason in refused[:TABLE]),
         candidates=count,
+        considered=tuple(each.way for each in refined),
     )
 
 
 def tied(facts: Facts, ranked: list[Prediction]) -> list[Prediction]:
-    """Those that cannot be told from the first: by the A/A figure, or because the draws do not agree on an order."""
+    """Those that cannot be told from the first. Other splits of the same hosts differ by what was measured: the A/A
+    figure says how far that goes. On the same splits the draws decide, which both ways have in common."""
     first = ranked[0]
-    near = max(TIE, facts.indistinct)
-    return [
-        each
-        for each in ranked
-        if each is first or each.rate >= first.rate * (1 - near) or surely_slower(each, first) < 0.9
-    ]
+    split = _splits(first.way)
+    found = []
+    for each in ranked:
+        near = TIE if _splits(each.way) == split else max(TIE, facts.indistinct)
+        if each is first or each.rate >= first.rate * (1 - near) or surely_slower(each, first) < SURELY:
+            found.append(each)
+    return found
+
+
+def _splits(way: Way) -> set[tuple[str, int, int]]:
+    return {(host.kind, host.processes, host.threads) for host in way.hosts}
 
 
 def surely_slower(one: Prediction, other: Prediction) -> float:
