@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from manyhands import __version__
-from manyhands.cli import convert, doctor, launch, list, probe, train
+from manyhands.cli import convert, doctor, launch, list, planning, probe, train
 from manyhands.cli.script import is_script
 from manyhands.errors import ManyhandsError, did_you_mean
 from manyhands.launching.words import say
@@ -21,6 +21,7 @@ Start here:
   manyhands train                                   a small network on real digits, 2 workers
   manyhands train --model resnet20 --data cifar10 --fetch
   manyhands launch --workers 4 script.py            your own script, see `manyhands launch --help`
+  manyhands plan --model vgg16 --data cifar10       which way is fastest here, and why
   manyhands list strategies                         what --strategy can be, with the papers
   manyhands doctor                                  what this machine can do
 """
@@ -32,7 +33,7 @@ def build() -> "_Parser":
     )
     parser.add_argument("--version", action="version", version=f"manyhands {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
-    for verb in (train, launch, probe, list, convert, doctor):
+    for verb in (train, launch, planning, probe, list, convert, doctor):
         verb.add_to(verbs)
     return parser
 
