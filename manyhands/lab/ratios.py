@@ -66,7 +66,8 @@ def scatter(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def draw_again(count: int, draws: int, seed: int) -> np.ndarray:
     """For each bootstrap draw, which of so many rounds it has."""
-    return np.random.default_rng(seed).integers(0, count, size=(draws, count))
+    drawn: np.ndarray = np.random.default_rng(seed).integers(0, count, size=(draws, count))
+    return drawn
 
 
 def _log_ratios(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 from manyhands.errors import ManyhandsError
 
-END_S = 30.0
+END_S, HURRY_S = 30.0, 0.5
+"""How long contenders may take to end by themselves; the second after an error or an interrupt."""
 _LARGEST_BYTES = 1 << 17
 
 Order = dict[str, Any]
@@ -50,7 +51,7 @@ class Turns:
     """Leaving the context ends every contender."""
 
     def __enter__(self) -> "Turns":
-        self._folder = TemporaryDirectory(prefix="manyhands-turns-")
+        self._folder = TemporaryDirectory(prefix="manyhands-turns-", ignore_cleanup_errors=True)
         self._doors: dict[str, socket.socket] = {}
         self._processes: dict[str, ContenderProcess] = {}
         self._workers: dict[str, list[socket.socket]] = {}
@@ -60,14 +61,14 @@ class Turns:
         try:
             for name in list(self._doors):
                 self._hang_up(name)
-            for process in self._processes.values():
-                _end(process, END_S)
+            _end(list(self._processes.values()), END_S if exception[0] is None else HURRY_S)
         finally:
             self._folder.cleanup()
 
     def start(self, name: str, begin: Callable[[str], ContenderProcess]) -> None:
         """Start a contender; `begin` is given the path of the socket to which its workers connect."""
         path = str(Path(self._folder.name) / f"{len(self._doors)}")
+        Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # all doors so far may be shut
         door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._doors[name], self._workers[name] = door, []
         door.bind(path)
@@ -84,6 +85,7 @@ class Turns:
             self._workers[name].append(baton)
             found[self._hear(name, baton, end_s)["rank"]] = baton
         self._workers[name] = [found[rank] for rank in sorted(found)]
+        self._shut(name)
 
     def ask(self, name: str, order: Order, timeout_s: float | None = None) -> list[Answer]:
         """Have all workers of a contender do something; their answers, by rank."""
@@ -98,12 +100,21 @@ class Turns:
     def end(self, name: str, within_s: float = END_S) -> ContenderProcess:
         """End one contender; its process, which can say how it ended."""
         self._hang_up(name)
-        _end(self._processes[name], within_s)
+        _end([self._processes[name]], within_s)
         return self._processes[name]
+
+    def _shut(self, name: str) -> None:
+        """No more workers come to this door. Once all are shut nothing is left on the disk, however this ends."""
+        door = self._doors[name]
+        if door.fileno() >= 0:
+            Path(door.getsockname()).unlink(missing_ok=True)
+            door.close()
+        with contextlib.suppress(OSError):  # other doors are open
+            Path(self._folder.name).rmdir()
 
     def _hang_up(self, name: str) -> None:
         """That nothing more is asked is how workers hear that it is over."""
-        self._doors[name].close()
+        self._shut(name)
         for baton in self._workers[name]:
             baton.close()
 
@@ -128,12 +139,24 @@ class Turns:
             raise ContenderLost(name, "has ended before its turn")
 
 
-def _end(process: ContenderProcess, within_s: float) -> None:
-    process.join(within_s)
-    for end in (process.terminate, process.terminate, process.kill):  # the first may only ask workers to save
-        if process.is_alive():
-            end()
-            process.join(2.0)
+def _end(processes: Sequence[ContenderProcess], within_s: float) -> None:
+    """All at once: by themselves within so many seconds, else told to, else killed."""
+    _join(processes, within_s)
+    for end, patience_s in (
+        ("terminate", 1.0),
+        ("terminate", 1.0),
+        ("kill", 5.0),
+    ):  # the first may ask for a save
+        left = [process for process in processes if process.is_alive()]
+        for process in left:
+            getattr(process, end)()
+        _join(left, patience_s)
+
+
+def _join(processes: Sequence[ContenderProcess], within_s: float) -> None:
+    end_s = time.monotonic() + within_s
+    for process in processes:
+        process.join(max(0.0, end_s - time.monotonic()))
 
 
 # In a worker
@@ -159,7 +182,7 @@ class Paced:
         rank: int,
         told: Answer | None = None,
         *,
-        orders: dict[str, Callable[[Order], Answer]] | None = None,
+        orders: Mapping[str, Callable[[Order], Answer]] | None = None,
         counters: Callable[[], dict[str, float]] = dict,
     ) -> None:
         """`told` goes into the answer to every turn, and so does what `counters` have grown by in each step."""

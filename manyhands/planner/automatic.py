@@ -79,7 +79,8 @@ class Chosen:
         """One line for a person."""
         best, probe = self.choice.best, self.measured.probe
         low, high = self.rates()
-        said = f"auto      {self.way}: {self.samples / self.predicted.step_s:,.0f} samples/s predicted ({low:,.0f} to {high:,.0f})"
+        rate = self.samples / self.predicted.step_s
+        said = f"auto      {self.way}: {rate:,.0f} samples/s predicted ({low:,.0f} to {high:,.0f})"
         others = [each for each in self.choice.table if str(each.way.hosts) != str(best.way.hosts)]
         if others:
             said += f"; {others[0].way} would make {others[0].rate:,.0f}"
@@ -183,9 +184,3 @@ def _amend(out: Path, summary: Mapping[str, Any], chosen: Chosen, run: Predicted
     temporary = out / ".summary.json"
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode({**summary, "planned": planned})))
     temporary.replace(out / "summary.json")
-
-
-def is_auto(strategy: str, workers: object, threads: object) -> tuple[str, ...]:
-    """Which of the words say `auto`."""
-    said = {"strategy": strategy, "workers": workers, "threads": threads}
-    return tuple(word for word, value in said.items() if value == "auto")

@@ -6,7 +6,9 @@ apart     each worker has a replica of its own and no sum is made: what the pass
 """
 
 import os
+import signal
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ START_S = 90.0
 ANSWER_S = 120.0
 TURN_S = 0.1
 """How long a turn takes, about: longer ones find another machine than those before."""
+_BY_SIGNAL = 128
 _LONG_STEP_S = 2.0
 _MOST_STEPS = 60
 
@@ -102,13 +105,18 @@ class DividedHost:
         self._batch: dict[str, int] = {}
 
     def __enter__(self) -> "DividedHost":
+        # Leave through every `finally` also when this process is asked to end.
+        self._on_sigterm = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(_BY_SIGNAL + number))
         self._turns = Turns().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._turns.__exit__(*exception)
-        for contender in self._contenders.values():
-            contender.close()
+        try:
+            self._turns.__exit__(*exception)
+            for contender in self._contenders.values():
+                contender.close()
+        finally:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def start(self, on_start: Callable[[str], None]) -> None:
         """Start every division's workers at once, and wait until they have made a few steps."""
@@ -252,7 +260,8 @@ def _rest(turn: list[Answer]) -> float:
 
 def enough_memory(splits: Sequence[Split], process_bytes: float) -> list[Split]:
     """Those that may be alive at once."""
-    free, kept = float(available_bytes()), []
+    free = float(available_bytes())
+    kept: list[Split] = []
     for split in splits:
         needed = process_bytes * split.processes * (2 if split.processes > 1 else 1)
         if needed <= free or not kept:

@@ -106,7 +106,8 @@ def test_a_host_that_has_become_slower_is_measured_again() -> None:
     kept_probes.keep(known, probe())
     assert kept_probes.find(known, lambda: (1.3, 2.0)).probe
     found = kept_probes.find(known, lambda: (4.0, 1.0))
-    assert found.probe is None and "4.00 times" in found.why_not
+    assert found.probe is None
+    assert "4.00 times" in found.why_not
     kept_probes.keep(known, probe(made_at=time.time() - 31 * 24 * 3600))
     assert "30 days" in kept_probes.find(known).why_not
 
@@ -147,9 +148,11 @@ def ran(measured_s: float, **terms: float) -> PredictedRun:
 
 
 def test_a_run_says_whether_it_was_inside_and_which_term_was_wrong() -> None:
-    assert ran(1.05).is_inside and ran(1.05).wrong_term() is None
+    assert ran(1.05).is_inside
+    assert ran(1.05).wrong_term() is None
     run = ran(1.5, compute=0.82, waiting=0.68)
-    assert not run.is_inside and run.wrong_term() == ("waiting", 0.2, 0.68)
+    assert not run.is_inside
+    assert run.wrong_term() == ("waiting", 0.2, 0.68)
 
 
 def test_predictions_learn_from_those_before(tmp_path: Path, cache: Path) -> None:
@@ -159,9 +162,11 @@ def test_predictions_learn_from_those_before(tmp_path: Path, cache: Path) -> Non
     with (cache / predictions.FILE).open("ab") as file:
         file.write(b'no line\n{"at": 1}\n')
     found = predictions.learned("h", "j", "s")
-    assert found.runs == 10 and 1.3 < found.factor < 1.5
+    assert found.runs == 10
+    assert 1.3 < found.factor < 1.5
     learned = found.applied(STEP)
-    assert learned.step_s == pytest.approx(found.factor) and learned.low_s < 1.5 < learned.high_s
+    assert learned.step_s == pytest.approx(found.factor)
+    assert learned.low_s < 1.5 < learned.high_s
     assert predictions.learned("h", "j", "other").runs == 0
     assert predictions.runs(tmp_path / predictions.FILE) == predictions.runs(cache / predictions.FILE)
     assert stat.S_IMODE((cache / predictions.FILE).stat().st_mode) == 0o600

@@ -110,7 +110,8 @@ def test_ratios_are_paired() -> None:
     """A machine that doubles what all take changes no ratio."""
     drift = [1.0, 2.0, 4.0, 1.5, 3.0, 1.0, 2.5, 8.0]
     found = ratios.paired([1.2 * each for each in drift], drift)
-    assert found.low == pytest.approx(1.2) and found.high == pytest.approx(1.2)
+    assert found.low == pytest.approx(1.2)
+    assert found.high == pytest.approx(1.2)
     assert ratios.by_rank([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], confidence=0.99) == (0.0, math.inf)
 
 
