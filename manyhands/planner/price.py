@@ -75,10 +75,24 @@ def conditions_of(facts: Facts, way: Way, pick: Pick = best) -> list[Conditions]
 
 
 def _walked(found: Conditions) -> tuple[Conditions, Spent, float]:
-    """What a worker of this kind spends per step."""
+    """What a worker of this kind spends in so many steps."""
     walk = Walk(found)
     walk.run(PERIODS)
-    return found, walk.spent, PERIODS * len(found.recorded.steps)
+    count = PERIODS * len(found.recorded.steps)
+    queue = walk.queue
+    if queue is None or not queue.is_uneven:
+        return found, walk.spent, count
+    beside = Walk(found, beside_server=True)
+    beside.run(PERIODS)
+    return found, _of_both(beside.spent, walk.spent, queue.servers / found.role.hosts), count
+
+
+def _of_both(ones: Spent, others: Spent, share: float) -> Spent:
+    """The mean step of two classes of workers who do not wait for each other: their paces add up."""
+    first, second = share / ones.total_s, (1 - share) / others.total_s
+    step_s = 1.0 / (first + second)
+    terms = {name: step_s * (first * ones.terms[name] + second * others.terms[name]) for name in ones.terms}
+    return Spent(terms=terms, cpu_s=step_s * (first * ones.cpu_s + second * others.cpu_s))
 
 
 def assemble(

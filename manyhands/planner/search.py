@@ -21,6 +21,9 @@ TABLE = 10
 REFINED = 48
 """Candidates that are priced over all draws."""
 
+SIMULATED = 6
+"""Ways with servers that are priced by events."""
+
 SURELY = 0.9
 """Of the draws must agree that one way is slower than another."""
 
@@ -67,9 +70,7 @@ def search(facts: Facts, wanted: Wanted | None = None) -> Choice:
     if not fitting:
         raise UsageError(_none(facts, refused))
     fitting.sort(key=lambda each: -each.rate)
-    refined = sorted(
-        (price(facts, each.way, draws=True) for each in _to_refine(fitting)), key=lambda each: -each.rate
-    )
+    refined = _refined(facts, fitting)
     alike = [each for each in refined if each.way.trains_alike] or refined
     ties = tied(facts, alike)
     best = min(ties, key=lambda each: (each.way.simplicity, -each.rate))
@@ -85,6 +86,20 @@ def search(facts: Facts, wanted: Wanted | None = None) -> Choice:
         candidates=count,
         considered=tuple(each.way for each in refined),
     )
+
+
+def _refined(facts: Facts, fitting: list[Prediction]) -> list[Prediction]:
+    """Over all draws, and with every event where servers are near the top."""
+    found = [price(facts, each.way, draws=True) for each in _to_refine(fitting)]
+    found.sort(key=lambda each: -each.rate)
+    served = [each for each in found[: 2 * TABLE] if each.way.servers][:SIMULATED]
+    if served:
+        from manyhands.planner.simulation import by_events  # simpy takes a moment to load
+
+        simulated = {each.way: by_events(facts, each) for each in served}
+        found = [simulated.get(each.way, each) for each in found]
+        found.sort(key=lambda each: -each.rate)
+    return found
 
 
 def tied(facts: Facts, ranked: list[Prediction]) -> list[Prediction]:

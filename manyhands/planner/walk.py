@@ -57,7 +57,7 @@ class Spent:
 class Walk:
     """One worker's clock over its operations."""
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, conditions: Conditions, *, beside_server: bool = False) -> None:
         self.conditions = conditions
         self.now: Amount = 0.0
         self.spent = Spent()
@@ -68,7 +68,7 @@ class Walk:
         jitter = conditions.jitter
         self.average = sum(jitter) / len(jitter) if jitter else 1.0
         service = conditions.service
-        self.queue = ServerQueue(conditions, service) if service else None
+        self.queue = ServerQueue(conditions, service, beside_server=beside_server) if service else None
         self._do: dict[type, Callable[[Any], None]] = {
             Pass: self._pass,
             Start: lambda one: self._start(one, self.now),
