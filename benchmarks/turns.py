@@ -1,4 +1,4 @@
-"""Contenders that have turns in a benchmark, as `manyhands.lab.turns` has them: started one by one, with a record of
+"""Contenders that have turns in a benchmark, as `manyhands.lab.taking_turns` has them: started one by one, with a record of
 every round."""
 
 import multiprocessing
@@ -8,7 +8,7 @@ from typing import Any
 
 from common import interleave, say
 
-from manyhands.lab.turns import Paced, Turns, counted, follow
+from manyhands.lab.taking_turns import Paced, TurnTaking, counted, follow
 
 __all__ = ["Paced", "Start", "Turn", "follow", "in_turns"]
 
@@ -31,7 +31,7 @@ def in_turns(
     def take(name: str, steps: int, to_warm_up: int = 1) -> Turn:
         return counted(turns.ask(name, {"steps": to_warm_up + steps}), to_warm_up)
 
-    with Turns() as turns:
+    with TurnTaking() as turns:
         for name, (start, workers) in contenders.items():
             say(f"{label}: {name} starts")
             turns.start(name, partial(begin, start))

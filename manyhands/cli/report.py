@@ -13,7 +13,7 @@ from manyhands.launching.words import width_of, wrapped
 
 
 def report(
-    summary: dict[str, Any], out: Path | None, options: argparse.Namespace, expected: str = ""
+    summary: dict[str, Any], out: Path | None, options: argparse.Namespace, *, expected: str = ""
 ) -> None:
     """The result for a person, or as JSON for a program; `expected` is how it went beside a prediction."""
     if options.tensorboard and out is not None:
@@ -50,8 +50,17 @@ def report(
     if out is not None:
         say(f"run       {shown(out)}")
     say("\nwhat to try next:")
+    tries = _tries(summary, out)
+    width = max(len(command) for command, _ in tries)
+    is_narrow = columns is not None and columns < width + 40
+    for command, why in tries:
+        say(f"  {command}\n      {why}" if is_narrow else f"  {command:<{width}}  {why}")
+
+
+def _tries(summary: dict[str, Any], out: Path | None) -> list[tuple[str, str]]:
+    """Commands that may come next, and what they are good for."""
     tries = [
-        (f"manyhands train --model mlp --workers {workers * 2}", "another model, more workers"),
+        (f"manyhands train --model mlp --workers {summary['workers'] * 2}", "another model, more workers"),
         ("manyhands train --model resnet20 --data cifar10 --fetch", "colour pictures"),
         ("manyhands list strategies", "other ways to distribute it"),
     ]
@@ -60,10 +69,7 @@ def report(
             "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).traits.repeatable
         )
         tries.insert(0, (f"manyhands train {shown(out)}/plan.json", again))
-    width = max(len(command) for command, _ in tries)
-    is_narrow = columns is not None and columns < width + 40
-    for command, why in tries:
-        say(f"  {command}\n      {why}" if is_narrow else f"  {command:<{width}}  {why}")
+    return tries
 
 
 def _samples(summary: dict[str, Any]) -> str:

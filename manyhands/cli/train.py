@@ -183,12 +183,8 @@ def run(options: argparse.Namespace) -> int:
             forget_records(out)
         for line in filter(None, (note, why)):
             say(line)
-        command = [
-            "-m",
-            "manyhands.job.declared",
-            plan.encode().decode(),
-            *(["--resume"] if options.resume else []),
-        ]
+        command = ["-m", "manyhands.job.declared", plan.encode().decode()]
+        command += ["--resume"] if options.resume else []
         outcome = run_workers(
             command,
             run=out,
@@ -207,8 +203,7 @@ def run(options: argparse.Namespace) -> int:
         )
     code = end_of_run(outcome, out, train_goes_on)
     if code == 0:
-        expected = held_against(chosen, out)
-        report(_summary(out), out, options, expected)
+        report(_summary(out), out, options, expected=held_against(chosen, out))
     return code
 
 

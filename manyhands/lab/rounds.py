@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from manyhands.lab import ratios
 from manyhands.lab.ratios import RatioInterval
-from manyhands.lab.turns import ContenderLost
+from manyhands.lab.taking_turns import ContenderLost
 
 CONTROL = " (again)"
 """The incumbent's second turn is under its name with this."""
@@ -52,12 +52,12 @@ class RoundLimits:
     most_rounds: int = 40
     seconds: float = 20.0
     halving_every: int = 3
-    """Rounds."""
+    """PairedRounds."""
     hopeless: float = 3.0
     """Times the seconds of the best."""
 
 
-class Ended(enum.Enum):
+class RoundsEnd(enum.Enum):
     """Why there were no more rounds."""
 
     CLEAR = "the best is clear"
@@ -68,12 +68,12 @@ class Ended(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RoundsVerdict:
     best: str
     """The fastest by the medians."""
     chosen: str
     """That one if it is clear, else the simplest of those from which it cannot be told."""
-    ended: Ended
+    ended: RoundsEnd
     lead: RatioInterval | None
     """Seconds of the next best ÷ those of the best."""
     control: RatioInterval | None
@@ -81,7 +81,7 @@ class Verdict:
 
 
 @dataclass
-class Rounds:
+class PairedRounds:
     """`names` begin with the simplest; `take` gives a contender its turn and may raise `ContenderLost`."""
 
     names: Sequence[str]
@@ -101,8 +101,8 @@ class Rounds:
         self.turns = {name: [] for name in (*self.names, self.incumbent + CONTROL)}
         self._present = list(self.turns)
 
-    def run(self, on_turn: Callable[[int, str], None] = lambda number, name: None) -> Verdict:
-        """Rounds until one of the ends above; `on_turn` hears of every turn that begins."""
+    def run(self, on_turn: Callable[[int, str], None] = lambda number, name: None) -> RoundsVerdict:
+        """PairedRounds until one of the ends above; `on_turn` hears of every turn that begins."""
         drawn = random.Random(self.seed)
         began_s, number, longest_s = self.clock(), 0, 0.0
         while True:
@@ -140,19 +140,19 @@ class Rounds:
         """Those that are still there, the fastest first."""
         return sorted((name for name in self.names if name in self._present), key=self.cost)
 
-    def _ended(self, number: int, left: int) -> Ended | None:
+    def _ended(self, number: int, left: int) -> RoundsEnd | None:
         ranked = self._ranked()
         if len(ranked) < 2:
-            return Ended.ALONE
+            return RoundsEnd.ALONE
         if number >= self.limits.least_rounds:
             low, high = self._lead(ranked, self.limits.confidence)
             if low > 1 + self.limits.margin:
-                return Ended.CLEAR
+                return RoundsEnd.CLEAR
             if high < 1 + self.limits.margin:
-                return Ended.TIE
+                return RoundsEnd.TIE
             if self._cannot_tell(ranked, number, max(left, 0)):
-                return Ended.NOISE
-        return Ended.TIME if left < 1 else None
+                return RoundsEnd.NOISE
+        return RoundsEnd.TIME if left < 1 else None
 
     def _lead(self, ranked: Sequence[str], confidence: float) -> tuple[float, float]:
         """Between which values the lead of the best lies, over the one that is nearest to it."""
@@ -187,7 +187,7 @@ class Rounds:
         leaving -= {self.incumbent, self.reference}
         self._present = [name for name in self._present if name not in leaving]
 
-    def _verdict(self, ended: Ended) -> Verdict:
+    def _verdict(self, ended: RoundsEnd) -> RoundsVerdict:
         ranked = self._ranked()
         if not ranked:
             first = next(iter(self.lost.values()))
@@ -196,8 +196,8 @@ class Rounds:
         lead = None
         if len(ranked) > 1:
             lead = ratios.paired(self.series(ranked[1]), self.series(best))
-        chosen = best if ended is Ended.ALONE else self._simplest(ranked)
-        return Verdict(best=best, chosen=chosen, ended=ended, lead=lead, control=self.control())
+        chosen = best if ended is RoundsEnd.ALONE else self._simplest(ranked)
+        return RoundsVerdict(best=best, chosen=chosen, ended=ended, lead=lead, control=self.control())
 
     def _simplest(self, ranked: Sequence[str]) -> str:
         """The simplest of those that the rounds cannot tell from the best: neither surely slower by the margin, nor

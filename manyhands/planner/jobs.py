@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from manyhands import placement as placements
+from manyhands import strategies
 from manyhands.job.plan import Cluster, Plan
 from manyhands.planner.measure import ProbedJob
 from manyhands.planner.splits import Split
@@ -16,7 +18,9 @@ _EPOCHS = 10**6
 
 def of_plan(plan: Plan) -> ProbedJob:
     """The job that a plan declares, with its batch and its kind of optimizer; how it is distributed is varied."""
-    plan, _ = msgspec.structs.replace(plan, strategy="all-reduce", placement="single").on_fair_terms()
+    plan, _ = msgspec.structs.replace(
+        plan, strategy=strategies.DEFAULT, placement=placements.DEFAULT
+    ).on_fair_terms()
     train = msgspec.structs.replace(plan.train, epochs=_EPOCHS, steps=None, save_every="never")
 
     def command(split: Split, strategy: str) -> list[str]:

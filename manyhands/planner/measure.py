@@ -14,8 +14,8 @@ import msgspec
 
 from manyhands.comm.transports.free_memory import available_bytes
 from manyhands.errors import ManyhandsError
-from manyhands.lab.rounds import Ended, RoundLimits, Rounds, Verdict, noise
-from manyhands.lab.turns import Answer, ContenderLost
+from manyhands.lab.rounds import RoundsEnd, RoundLimits, PairedRounds, RoundsVerdict, noise
+from manyhands.lab.taking_turns import Answer, ContenderLost
 from manyhands.planner import fitted, splits
 from manyhands.planner.facts import HostFacts, KernelPair, LayerFacts, ModelFacts
 from manyhands.planner.splits import DividedHost, Split
@@ -84,7 +84,7 @@ def probe_host(
                 f"{job.name} runs on none of {steps} divisions of this host; {name}: {reason}"
             )
         looked = _look_into(host, alive[-1])
-        rounds = Rounds(
+        rounds = PairedRounds(
             alive,
             host.take,
             incumbent=min(alive, key=lambda name: host.seen_s[name]),
@@ -132,8 +132,8 @@ def _assembled(
     job: ProbedJob,
     host: DividedHost,
     looked: Answer,
-    rounds: Rounds,
-    verdict: Verdict,
+    rounds: PairedRounds,
+    verdict: RoundsVerdict,
     began_s: float,
 ) -> HostProbe:
     model = _model(job, looked)
@@ -173,8 +173,8 @@ def _assembled(
     )
 
 
-def _notes(verdict: Verdict, control: float) -> tuple[str, ...]:
-    if verdict.ended not in (Ended.NOISE, Ended.TIME) or verdict.lead is None:
+def _notes(verdict: RoundsVerdict, control: float) -> tuple[str, ...]:
+    if verdict.ended not in (RoundsEnd.NOISE, RoundsEnd.TIME) or verdict.lead is None:
         return ()
     if verdict.chosen == verdict.best and verdict.lead.low > 1:
         return ()

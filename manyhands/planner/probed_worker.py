@@ -15,7 +15,7 @@ from manyhands.cluster.worker import entry
 from manyhands.data.structure import parts_of, samples_in
 from manyhands.engine import pacing, take_over
 from manyhands.engine.engine import Engine
-from manyhands.lab.turns import Answer, Order, Paced
+from manyhands.lab.taking_turns import Answer, Order, Paced
 from manyhands.planner import pass_watch
 
 _MEETINGS = 60

@@ -14,14 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from manyhands import strategies
 from manyhands.cluster.launcher import cores
 from manyhands.comm.transports.free_memory import available_bytes
 from manyhands.lab.rounds import TurnClocks
-from manyhands.lab.turns import Answer, ContenderLost, Turns, counted
+from manyhands.lab.taking_turns import Answer, ContenderLost, TurnTaking, counted
 from manyhands.planner.contender import Contender, Divided
+from manyhands.strategies.local_sgd import LocalSGD
 
-POOLED = "all-reduce"
-APART = "local-sgd:period=1000000000"
+POOLED = strategies.DEFAULT
+APART = strategies.describe(LocalSGD(period=10**9))
 
 START_S = 90.0
 ANSWER_S = 120.0
@@ -107,7 +109,7 @@ class DividedHost:
     def __enter__(self) -> "DividedHost":
         # Leave through every `finally` also when this process is asked to end.
         self._on_sigterm = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(_BY_SIGNAL + number))
-        self._turns = Turns().__enter__()
+        self._turns = TurnTaking().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:

@@ -1,4 +1,4 @@
-"""Rounds on made-up clocks: equal contenders are not told apart, others are, and a bad one costs little."""
+"""PairedRounds on made-up clocks: equal contenders are not told apart, others are, and a bad one costs little."""
 
 import math
 import random
@@ -7,8 +7,16 @@ from collections.abc import Mapping
 import pytest
 
 from manyhands.lab import ratios
-from manyhands.lab.rounds import CONTROL, Ended, RoundLimits, Rounds, TurnClocks, Verdict, noise
-from manyhands.lab.turns import ContenderLost
+from manyhands.lab.rounds import (
+    CONTROL,
+    RoundsEnd,
+    RoundLimits,
+    PairedRounds,
+    TurnClocks,
+    RoundsVerdict,
+    noise,
+)
+from manyhands.lab.taking_turns import ContenderLost
 
 STEPS = 3
 
@@ -30,10 +38,10 @@ class MadeUpMachine:
         self.now_s += sum(steps)
         return TurnClocks(wall_s=tuple(steps), processor_s=tuple(steps))
 
-    def rounds(self, seconds: float = 12.0, seed: int = 0) -> Rounds:
+    def rounds(self, seconds: float = 12.0, seed: int = 0) -> PairedRounds:
         names = list(self.step_s)
         limits = RoundLimits(seconds=seconds)
-        return Rounds(
+        return PairedRounds(
             names,
             self.take,
             incumbent=names[0],
@@ -44,7 +52,9 @@ class MadeUpMachine:
         )
 
 
-def verdicts(step_s: Mapping[str, float], *, noise: float, drift: float, repeats: int = 100) -> list[Verdict]:
+def verdicts(
+    step_s: Mapping[str, float], *, noise: float, drift: float, repeats: int = 100
+) -> list[RoundsVerdict]:
     return [
         MadeUpMachine(step_s, noise=noise, drift=drift, seed=seed).rounds(seed=seed).run()
         for seed in range(repeats)
@@ -54,13 +64,13 @@ def verdicts(step_s: Mapping[str, float], *, noise: float, drift: float, repeats
 @pytest.mark.parametrize(("spread", "drift"), [(0.02, 0.0), (0.1, 0.05), (0.3, 0.2)])
 def test_equal_contenders_are_called_different_in_at_most_one_of_twenty(spread: float, drift: float) -> None:
     found = verdicts({"a": 0.05, "b": 0.05}, noise=spread, drift=drift)
-    assert sum(one.ended is Ended.CLEAR for one in found) <= 5
+    assert sum(one.ended is RoundsEnd.CLEAR for one in found) <= 5
     assert sum(one.chosen != "a" for one in found) <= 5  # else the simpler one
 
 
 def test_five_percent_are_found_where_the_machine_is_quiet() -> None:
     found = verdicts({"a": 0.0525, "b": 0.05}, noise=0.02, drift=0.0, repeats=40)
-    assert sum(one.ended is Ended.CLEAR and one.chosen == "b" for one in found) >= 38
+    assert sum(one.ended is RoundsEnd.CLEAR and one.chosen == "b" for one in found) >= 38
 
 
 def test_a_drift_that_all_share_hides_no_large_difference() -> None:
@@ -70,7 +80,7 @@ def test_a_drift_that_all_share_hides_no_large_difference() -> None:
 
 def test_a_machine_too_noisy_is_said_to_be_one() -> None:
     found = verdicts({"a": 0.05, "b": 0.05}, noise=0.3, drift=0.1, repeats=20)
-    assert sum(one.ended in (Ended.NOISE, Ended.TIME) for one in found) >= 18
+    assert sum(one.ended in (RoundsEnd.NOISE, RoundsEnd.TIME) for one in found) >= 18
     assert all(noise(one.control) > 0.02 for one in found)
 
 
@@ -103,7 +113,7 @@ def test_all_dead_is_an_error_with_the_reason() -> None:
         raise ContenderLost(name, "was killed")
 
     with pytest.raises(ContenderLost, match="was killed"):
-        Rounds(["a", "b"], dies, incumbent="a", reference="a").run()
+        PairedRounds(["a", "b"], dies, incumbent="a", reference="a").run()
 
 
 def test_ratios_are_paired() -> None:

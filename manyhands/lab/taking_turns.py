@@ -1,6 +1,6 @@
 """Contenders that are all alive from the beginning, of which one at a time has a turn of a few steps.
 
-A turn takes a second or less. What the machine does meanwhile, or what its other guests do, so meets all contenders
+A turn takes a second or less. What the machine does meanwhile, or what its other users do, so meets all contenders
 about alike; a turn that is a whole run, with its start, takes so long that it finds another machine than the one
 before. A contender is a process that starts workers. Each worker connects to the contender's own socket, whose path it
 is given, and does what it is asked: an order is one message in JSON, and so is the answer.
@@ -47,10 +47,10 @@ class ContenderProcess(Protocol):
     def kill(self) -> None: ...
 
 
-class Turns:
+class TurnTaking:
     """Leaving the context ends every contender."""
 
-    def __enter__(self) -> "Turns":
+    def __enter__(self) -> "TurnTaking":
         self._folder = TemporaryDirectory(prefix="manyhands-turns-", ignore_cleanup_errors=True)
         self._doors: dict[str, socket.socket] = {}
         self._processes: dict[str, ContenderProcess] = {}
@@ -247,7 +247,7 @@ def _connected(path: str, rank: int) -> socket.socket:
 
 
 def counted(turns: Sequence[Answer], to_warm_up: int) -> list[Answer]:
-    """Turns of the workers of a contender without their first steps, which find nothing of theirs in the caches."""
+    """TurnTaking of the workers of a contender without their first steps, which find nothing of theirs in the caches."""
     lists = ("step_s", "step_processor_s", "counted")
     return [
         {key: value[to_warm_up:] if key in lists else value for key, value in turn.items()} for turn in turns
