@@ -10,7 +10,8 @@ from manyhands.cli.planned import check, planned
 from manyhands.cli.script import command_of, is_script
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.errors import UsageError
-from manyhands.launching.ending import shown
+from manyhands.launching.ending import end_of_run, script_goes_on, shown
+from manyhands.launching.user_code import LaunchSettings, launch
 from manyhands.launching.words import say
 
 if TYPE_CHECKING:  # the planner takes a moment to load
@@ -24,6 +25,8 @@ examples:
   manyhands probe --model resnet20 --data cifar10    with another one
   manyhands probe job.toml                           with that of a spec file
   manyhands probe script.py --lr 0.1                 with your script, up to its first steps
+  manyhands probe --hosts 2@10.0.0.1 --out runs/links    the links between two hosts: here ...
+  manyhands launch --join runs/links                 ... and there, with a copy of runs/links/join.json
   manyhands probe --json > probe.json                all coefficients, with their bootstrap draws
 
 Every division of the cores into workers × threads runs at once, as a run of its own with the job's own code, and they
@@ -50,6 +53,12 @@ def add_to(verbs: Any) -> None:
         "--json", action="store_true", help="print what was found as JSON, and nothing else on stdout"
     )
     parser.add_argument(
+        "--hosts",
+        metavar="N",
+        help="measure the links between N hosts, the others by `launch --join`; 2@10.0.0.1 says at which address",
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="with --hosts: the directory to join")
+    parser.add_argument(
         "-m",
         dest="module",
         nargs=argparse.REMAINDER,
@@ -66,6 +75,10 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(
             "manyhands probe measures a host by itself; start it as one process, without torchrun or mpirun"
         )
+    if options.hosts is not None:
+        return _probe_links(options)
+    if options.out is not None:
+        raise UsageError("--out is for --hosts, whose other hosts join the run in it; leave it out")
     from manyhands.planner import this_host
 
     job = _job(options)
@@ -104,7 +117,53 @@ def _job(options: argparse.Namespace) -> "ProbedJob":
     return jobs.of_plan(plan)
 
 
-_OF_TRAIN = ("resume", "strategy", "placement", "workers", "threads", "servers", "hosts", "epochs", "steps")
+_OF_TRAIN = ("resume", "strategy", "placement", "workers", "threads", "servers", "epochs", "steps")
+
+
+def _probe_links(options: argparse.Namespace) -> int:
+    """A run of one worker on each host, in which they send each other messages."""
+    given = [
+        name for name in ("job", "module", "model", "data", "batch", "optimizer") if getattr(options, name)
+    ]
+    if given:
+        raise UsageError(f"links are measured without a job; leave {given[0]} out with --hosts")
+    if options.out is None:
+        raise UsageError(
+            "--hosts needs --out DIR, which the other hosts join: `manyhands launch --join DIR` there"
+        )
+    places: list[Path] = []
+    outcome = launch(
+        LaunchSettings(workers=(1, 1), out=options.out),
+        ["-m", "manyhands.planner.link_worker"],
+        "links",
+        hosts=options.hosts,
+        at_end=lambda out, outcome: places.append(out),
+    )
+    code = end_of_run(outcome, places[0], script_goes_on)
+    if outcome.ok:
+        _show_links(places[0], as_json=options.json)
+    return code
+
+
+def _show_links(out: Path, *, as_json: bool) -> None:
+    """What was measured, and the words for a cluster file."""
+    import msgspec
+
+    from manyhands.planner.links import read_links
+
+    found = read_links(out)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    link = found.link
+    for name, (latency_s, bytes_per_s) in found.pairs.items():
+        print(f"hosts {name:<8} {latency_s * 1e6:>8,.0f} µs {bytes_per_s * 8 / 1e9:>8.3f} Gbit/s")
+    print("\nfor a cluster file of `manyhands plan`:\n[link]")
+    print(f"gbit_per_s = {8e-9 / link.s_per_byte.value:.4g}")
+    print(f"latency_us = {link.latency_s.value * 1e6:.4g}")
+    print(f"both_ways = {link.both_ways.value:.3g}          # 1: each direction has its own capacity")
+    print(f"cpu_ns_per_byte = {link.cpu_s_per_byte.value * 1e9:.3g}")
+    print(f"shared = {'true' if link.shared else 'false'}")
 
 
 def _show(found: "HostMeasured") -> None:

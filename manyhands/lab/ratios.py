@@ -66,10 +66,12 @@ def scatter(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def draw_again(count: int, draws: int, seed: int) -> np.ndarray:
     """For each bootstrap draw, which of so many rounds it has."""
-    drawn: np.ndarray = np.random.default_rng(seed).integers(0, count, size=(draws, count))
-    return drawn
+    return np.random.default_rng(seed).integers(0, count, size=(draws, count))
 
 
 def _log_ratios(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
     both = min(len(ours), len(theirs))
-    return np.log(np.asarray(ours[:both], dtype=float)) - np.log(np.asarray(theirs[:both], dtype=float))
+    logs: np.ndarray = np.log(np.asarray(ours[:both], dtype=float)) - np.log(
+        np.asarray(theirs[:both], dtype=float)
+    )
+    return logs

@@ -247,7 +247,7 @@ def _connected(path: str, rank: int) -> socket.socket:
 
 
 def counted(turns: Sequence[Answer], to_warm_up: int) -> list[Answer]:
-    """TurnTaking of the workers of a contender without their first steps, which find nothing of theirs in the caches."""
+    """Turns of the workers of a contender without their first steps, which find nothing of theirs in the caches."""
     lists = ("step_s", "step_processor_s", "counted")
     return [
         {key: value[to_warm_up:] if key in lists else value for key, value in turn.items()} for turn in turns
