@@ -143,7 +143,10 @@ class Conditions:
 
     @cached_property
     def _moving_s(self) -> Amount:
-        return self.link.cpu_s_per_byte * self.wall_per_cpu * self.threads
+        """Wall seconds of a core per byte; workers who serve a lane each move their part at the same time."""
+        native = self.way.traits.topology == "native" or self.role.shares_replica
+        lanes = self.role.neighbours if native else 1
+        return self.link.cpu_s_per_byte * self.wall_per_cpu * self.threads / lanes
 
     @cached_property
     def _demand(self) -> Any:

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from manyhands.planner.amounts import Amount, later
+from manyhands.planner.amounts import Amount
 from manyhands.planner.conditions import Conditions
 from manyhands.planner.facts import Facts
 from manyhands.planner.operations import Fresh, Meet, Sum, Swap
-from manyhands.planner.price import Prediction, assemble, conditions_of
-from manyhands.planner.walk import Walk
+from manyhands.planner.price import Prediction, assemble, conditions_of, of_both
+from manyhands.planner.walk import Spent, Walk
 from manyhands.planner.ways import Way
 
 LEAST_STEPS = 64
@@ -30,10 +30,16 @@ class ManyWorkers(Walk):
     """Clocks of all workers of one or several kinds of hosts; the coefficients are those of the first kind."""
 
     def __init__(
-        self, conditions: Conditions, relative: np.ndarray, hosts: np.ndarray, seed: int = 0
+        self,
+        conditions: Conditions,
+        relative: np.ndarray,
+        hosts: np.ndarray,
+        seed: int = 0,
+        *,
+        beside_server: bool = False,
     ) -> None:
         """`relative` is each worker's compute ÷ that of the first kind's, `hosts` the host of each."""
-        super().__init__(conditions)
+        super().__init__(conditions, beside_server=beside_server)
         self._relative, self._hosts = relative, hosts
         self._random = np.random.default_rng(seed)
         self._jitter = np.array(conditions.jitter or (1.0,))
@@ -109,22 +115,28 @@ def price_many(facts: Facts, way: Way, steps: int = LEAST_STEPS, seed: int = 0) 
     """The same result as the closed form's, with every worker's own clock."""
     kinds = conditions_of(facts, way)
     relative, hosts = _workers(way, kinds)
-    walk = ManyWorkers(kinds[0], relative, hosts, seed)
-    periods = max(1, -(-steps // len(kinds[0].recorded.steps)))
+    first = kinds[0]
+    walk = ManyWorkers(first, relative, hosts, seed)
+    spent, count = _spent(walk, steps)
+    if walk.queue and walk.queue.is_uneven:
+        beside, _ = _spent(ManyWorkers(first, relative, hosts, seed, beside_server=True), steps)
+        spent = of_both(beside, spent, walk.queue.servers / first.role.hosts)
+    return assemble(facts, way, [(each, spent, count) for each in kinds], level="many workers")
+
+
+def _spent(walk: ManyWorkers, steps: int) -> tuple[Spent, int]:
+    """The mean of all workers, from the end of the first period to that of the last."""
+    length = len(walk.conditions.recorded.steps)
+    periods = max(1, -(-steps // length))
     walk._period()
     walk._restart()
     began = walk.now.copy()
     for _ in range(periods):
         walk._period()
-    count = periods * len(kinds[0].recorded.steps)
-    # From the first worker's beginning to the end of each: what workers who do not wait make differs.
-    spent = walk.spent
-    mean = float(np.mean(walk.now - began))
-    unaccounted = later(mean - float(np.mean(spent.total_s)), 0.0)
-    spent.terms = {name: float(np.mean(seconds)) for name, seconds in spent.terms.items()}
-    spent.terms["waiting"] += unaccounted
-    spent.cpu_s = float(np.mean(spent.cpu_s))
-    return assemble(facts, way, [(kinds[0], spent, count)], level="many workers")
+    terms = {name: float(np.mean(seconds)) for name, seconds in walk.spent.terms.items()}
+    missing = float(np.mean(walk.now - began)) - sum(terms.values())
+    terms["waiting"] += max(0.0, missing)
+    return Spent(terms=terms, cpu_s=float(np.mean(walk.spent.cpu_s))), periods * length
 
 
 def _workers(way: Way, kinds: list[Conditions]) -> tuple[np.ndarray, np.ndarray]:

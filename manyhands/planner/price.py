@@ -84,10 +84,10 @@ def _walked(found: Conditions) -> tuple[Conditions, Spent, float]:
         return found, walk.spent, count
     beside = Walk(found, beside_server=True)
     beside.run(PERIODS)
-    return found, _of_both(beside.spent, walk.spent, queue.servers / found.role.hosts), count
+    return found, of_both(beside.spent, walk.spent, queue.servers / found.role.hosts), count
 
 
-def _of_both(ones: Spent, others: Spent, share: float) -> Spent:
+def of_both(ones: Spent, others: Spent, share: float) -> Spent:
     """The mean step of two classes of workers who do not wait for each other: their paces add up."""
     first, second = share / ones.total_s, (1 - share) / others.total_s
     step_s = 1.0 / (first + second)

@@ -21,8 +21,8 @@ TABLE = 10
 REFINED = 48
 """Candidates that are priced over all draws."""
 
-SIMULATED = 6
-"""Ways with servers that are priced by events."""
+SIMULATED, SIMULATED_WORKERS = 4, 16
+"""Ways with servers that are priced by events, and with how many workers at most: a tenth of a second each."""
 
 SURELY = 0.9
 """Of the draws must agree that one way is slower than another."""
@@ -92,7 +92,8 @@ def _refined(facts: Facts, fitting: list[Prediction]) -> list[Prediction]:
     """Over all draws, and with every event where servers are near the top."""
     found = [price(facts, each.way, draws=True) for each in _to_refine(fitting)]
     found.sort(key=lambda each: -each.rate)
-    served = [each for each in found[: 2 * TABLE] if each.way.servers][:SIMULATED]
+    near = [each for each in found[: 2 * TABLE] if each.way.workers <= SIMULATED_WORKERS]
+    served = [each for each in near if each.way.servers][:SIMULATED]
     if served:
         from manyhands.planner.simulation import by_events  # simpy takes a moment to load
 

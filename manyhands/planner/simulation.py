@@ -274,7 +274,7 @@ def price_events(facts: Facts, way: Way, steps: int = 24, seed: int = 0) -> Pred
     spent.terms["compute"] = min(computed, mean)
     spent.terms["waiting"] = mean - spent.terms["compute"]
     spent.cpu_s = 0.0
-    return assemble(facts, way, [(kinds[0], spent, count)], level="simulation")
+    return assemble(facts, way, [(each, spent, count) for each in kinds], level="simulation")
 
 
 def by_events(facts: Facts, found: Prediction, steps: int = 12) -> Prediction:
