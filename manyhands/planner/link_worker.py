@@ -21,11 +21,11 @@ import manyhands as mh
 from manyhands.comm.transports.transport import Transport
 from manyhands.planner.links import FILE, PairFacts, SentMessage
 
-SIZES = tuple(64 << (2 * step) for step in range(9))
-"""Bytes: 64, 256, … 4 Mi."""
+SIZES = tuple(64 << (2 * step) for step in range(11))
+"""Bytes: 64, 256, … 64 Mi: some must be larger than three token buckets of a link that has them."""
 _ENOUGH_S, _LONGEST_S = 0.12, 0.6
 """Of one size, and of one message: larger ones are left out where one takes longer."""
-_LEAST, _MOST = 4, 60
+_LEAST, _MOST = 3, 60
 
 
 class PairMeasure:

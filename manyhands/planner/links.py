@@ -22,7 +22,8 @@ from manyhands.planner.facts import DRAWS, Estimate, LinkFacts
 
 FILE = "links.json"
 SMALL_BYTES = 1 << 10
-LARGE_BYTES = 1 << 16
+LARGEST_SIZES = 3
+"""By which β goes."""
 SHARED = 1.5
 """All at once take so many times what a pair takes both ways: they share the link."""
 _LARGEST_FILE = 1 << 26
@@ -108,16 +109,16 @@ def _latency(pair: PairFacts) -> list[float]:
 
 
 def _per_byte(pair: PairFacts) -> list[float]:
-    """By the lower quartiles of the large sizes, since a busy host only makes messages slower; each bootstrap draw takes
-    other messages of each size."""
-    largest = max(message.size for message in pair.sent)
-    sizes = sorted({m.size for m in pair.sent if m.size >= min(LARGE_BYTES, largest // 4)})
+    """By the lower quartiles of the largest sizes, since a busy host only makes messages slower. Smaller ones may pass
+    within a token bucket's burst, as if there were no limit. Each bootstrap draw takes other messages of each size."""
+    sizes = sorted({message.size for message in pair.sent})[-LARGEST_SIZES:]
     times = {size: np.array([m.wall_s for m in pair.sent if m.size == size]) for size in sizes}
     drawn = {
         size: np.quantile(each[draw_again(len(each), DRAWS, size)], 0.25, axis=1)
         for size, each in times.items()
     }
-    best = theil_sen([(size, float(np.quantile(each, 0.25))) for size, each in times.items()])
+    middles = {size: float(np.quantile(each, 0.25)) for size, each in times.items()}
+    best = theil_sen(list(middles.items()))
     draws = [theil_sen([(size, float(drawn[size][k])) for size in sizes]) for k in range(DRAWS)]
     least = 1e-13  # a link faster than any there is: slopes below are the clock's noise
     return [max(least, value) for value in (best, *draws)]

@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from manyhands.lab import emulated_hosts
 from manyhands.planner import measure, splits
 from manyhands.planner.jobs import of_script
-from tests.end_to_end.commands import clean_environment
+from tests.end_to_end.commands import BIN, TIMEOUT_S, clean_environment
+
+WHY_NOT = emulated_hosts.available()
 
 SCRIPT = """
 import os, signal, torch
@@ -86,6 +90,33 @@ def test_a_run_that_was_chosen_says_how_its_prediction_went(tmp_path: Path) -> N
     assert json.loads(ledger)["way"] == planned["way"]
 
 
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_links_are_measured_between_hosts(tmp_path: Path) -> None:
+    out = tmp_path / "links"
+    with emulated_hosts.EmulatedHosts(2, bandwidth_mbit=400) as net:
+
+        def start(host: int, *words: str) -> subprocess.Popen[str]:
+            return subprocess.Popen(
+                [*net.command_prefix(host), str(BIN / "manyhands"), *words],
+                cwd=tmp_path,
+                env=clean_environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+        with start(0, "probe", "--hosts", f"2@{net.address(0)}", "--out", str(out), "--json") as first:
+            while not (out / "join.json").exists() and first.poll() is None:
+                time.sleep(0.1)
+            with start(1, "launch", "--join", str(out)) as second:
+                printed, said = first.communicate(timeout=TIMEOUT_S)
+                second.communicate(timeout=TIMEOUT_S)
+    assert first.returncode == 0, said
+    link = json.loads(printed)["link"]
+    assert 1 / link["s_per_byte"]["value"] == pytest.approx(400e6 / 8, rel=0.25)
+    assert 0 < link["latency_s"]["value"] < 0.01
+
+
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
@@ -96,6 +127,8 @@ def test_a_run_that_was_chosen_says_how_its_prediction_went(tmp_path: Path) -> N
         (["train", "--threads", "auto", "--device", "cuda"], "--threads auto measures processors"),
         (["launch", "--join", "runs/a", "--workers", "auto"], "--workers auto: the run that --join enters"),
         (["probe", "--model", "mlp", "script.py"], "--model is for declared jobs"),
+        (["probe", "--hosts", "2"], "--hosts needs --out DIR"),
+        (["probe", "--hosts", "2", "--model", "mlp"], "leave model out with --hosts"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(
