@@ -1,4 +1,4 @@
-"""Contenders that have turns in a benchmark, as `manyhands.lab.taking_turns` has them: started one by one, with a record of
+"""Contenders that have turns in a benchmark, by `manyhands.lab.taking_turns`: started one by one, with a record of
 every round."""
 
 import multiprocessing

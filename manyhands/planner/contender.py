@@ -32,6 +32,7 @@ class Divided(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     threads: int
     strategy: str
+    servers: int = 0
     command: tuple[str, ...]
     """As the workers of a run would get it: a script, or `-m` and a module, with arguments."""
 
@@ -118,7 +119,8 @@ def _launch(divided: Divided, path: str) -> ContenderEnd:
         LaunchPlan(
             command=["-m", _WORKER, path, *divided.command],
             workers=divided.workers,
-            layout=cores.layout(divided.workers, divided.threads),
+            servers=divided.servers,
+            layout=cores.layout(divided.workers, divided.threads, divided.servers),
             environ={local.STRATEGY: divided.strategy},
             run_dir=None,
             load="manyhands.engine.session",
