@@ -13,7 +13,7 @@ from manyhands.errors import UsageError
 from manyhands.launching.words import say
 
 if TYPE_CHECKING:  # the planner takes a moment to load
-    from manyhands.planner.candidates import Wanted
+    from manyhands.planner.candidates import WayLimits
     from manyhands.planner.facts import Facts
     from manyhands.planner.measure import ProbedJob
 
@@ -130,10 +130,10 @@ def run(options: argparse.Namespace) -> int:
     servers, hosts, epochs = options.servers, options.hosts, options.epochs
     job = _job(options)
     from manyhands.cli import plan_report
-    from manyhands.planner.candidates import Wanted
+    from manyhands.planner.candidates import WayLimits
     from manyhands.planner.search import search
 
-    wanted = Wanted(
+    wanted = WayLimits(
         **limits, servers=servers, hosts=hosts, optimizer=(options.optimizer or "").partition(":")[0] or None
     )
     _check_names(wanted)
@@ -160,7 +160,7 @@ def _check(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name} is for --cluster FILE, which says what hosts there are")
 
 
-def _check_names(wanted: "Wanted") -> None:
+def _check_names(wanted: "WayLimits") -> None:
     from manyhands import placement as placements
     from manyhands import strategies
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from manyhands.planner import predictions, splits, this_host
-from manyhands.planner.candidates import Wanted
+from manyhands.planner.candidates import WayLimits
 from manyhands.planner.measure import ProbedJob, Report
 from manyhands.planner.predictions import PredictedRun, PredictedStep
 from manyhands.planner.search import Choice, search
@@ -43,10 +43,10 @@ class AutoWords:
             threads = max(1, (splits.usable_cores() - self.servers) // workers)
         return workers, threads
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WayLimits:
         workers, threads = self.held()
         is_open = "strategy" in self.auto
-        return Wanted(
+        return WayLimits(
             strategy=None if is_open else self.strategy,
             placement=self.placement,
             workers=workers,

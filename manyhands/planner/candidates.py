@@ -22,7 +22,7 @@ MOST_SPLITS, FEW_SPLITS = 6, 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class WayLimits:
     """What a person has fixed; None: the search is free."""
 
     strategy: str | None = None
@@ -37,7 +37,7 @@ class Wanted:
     """Only ways whose steps equal those of one process."""
 
 
-def ways(facts: Facts, wanted: Wanted) -> Iterator[Way]:
+def ways(facts: Facts, wanted: WayLimits) -> Iterator[Way]:
     """Every way that is allowed; whether it fits the memory is not asked here."""
     texts = strategy_texts(wanted)
     for hosts in layouts(facts, wanted):
@@ -53,7 +53,7 @@ def ways(facts: Facts, wanted: Wanted) -> Iterator[Way]:
                         yield way
 
 
-def strategy_texts(wanted: Wanted) -> list[str]:
+def strategy_texts(wanted: WayLimits) -> list[str]:
     """Every registered strategy with its defaults, every preset that differs, and every topology."""
     if wanted.strategy is not None:
         return [strategies.describe(strategies.parse(wanted.strategy))]
@@ -66,7 +66,7 @@ def strategy_texts(wanted: Wanted) -> list[str]:
     return list(dict.fromkeys(text for text in found if _suits(text, wanted)))
 
 
-def _suits(text: str, wanted: Wanted) -> bool:
+def _suits(text: str, wanted: WayLimits) -> bool:
     strategy = strategies.parse(text)
     only = strategies.tuning(strategy).only_optimizer
     if only is not None and wanted.optimizer != only:
@@ -74,7 +74,7 @@ def _suits(text: str, wanted: Wanted) -> bool:
     return strategy.traits.synchronous or not wanted.alike_only
 
 
-def placement_texts(facts: Facts, wanted: Wanted, workers: int) -> list[str]:
+def placement_texts(facts: Facts, wanted: WayLimits, workers: int) -> list[str]:
     """Those that so many workers can form, and that the model's layers allow."""
     if wanted.placement is not None:
         return [wanted.placement]
@@ -105,7 +105,7 @@ def _settings(kind: type[placements.Placement], workers: int) -> list[str]:
     return found
 
 
-def server_counts(text: str, workers: int, hosts: Sequence[HostSplit], wanted: Wanted) -> list[int]:
+def server_counts(text: str, workers: int, hosts: Sequence[HostSplit], wanted: WayLimits) -> list[int]:
     """None for a strategy without servers; one, two, and one for each host otherwise."""
     if _traits_servers(text) is None:
         return [0]
@@ -118,7 +118,7 @@ def _traits_servers(text: str) -> object:
     return traits_of(text).servers
 
 
-def layouts(facts: Facts, wanted: Wanted) -> Iterator[tuple[HostSplit, ...]]:
+def layouts(facts: Facts, wanted: WayLimits) -> Iterator[tuple[HostSplit, ...]]:
     """Which hosts take part, and how each kind is cut: kinds join in the order in which the cluster names them."""
     cluster = facts.cluster
     for counts in _host_counts(cluster, wanted):
@@ -133,7 +133,7 @@ def layouts(facts: Facts, wanted: Wanted) -> Iterator[tuple[HostSplit, ...]]:
         yield from itertools.product(*choices)
 
 
-def _host_counts(cluster: ClusterFacts, wanted: Wanted) -> Iterator[tuple[int, ...]]:
+def _host_counts(cluster: ClusterFacts, wanted: WayLimits) -> Iterator[tuple[int, ...]]:
     total = cluster.size
     sizes = [wanted.hosts] if wanted.hosts else host_sizes(total)
     for size in sizes:
@@ -150,7 +150,7 @@ def host_sizes(total: int) -> list[int]:
     return sorted({1 << power for power in range(total.bit_length())} | {total})
 
 
-def _splits(facts: Facts, kind: HostsOfKind, wanted: Wanted) -> list[SplitFacts]:
+def _splits(facts: Facts, kind: HostsOfKind, wanted: WayLimits) -> list[SplitFacts]:
     """Those that compute fastest, and the one with fewest processes: no strategy makes up for a slow one."""
     usable = [
         split
@@ -170,7 +170,7 @@ def _splits(facts: Facts, kind: HostsOfKind, wanted: Wanted) -> list[SplitFacts]
     return kept + alone
 
 
-def allowed(way: Way, wanted: Wanted) -> bool:
+def allowed(way: Way, wanted: WayLimits) -> bool:
     """Whether the run would not refuse it."""
     try:
         mesh = way.mesh

@@ -19,7 +19,7 @@ ASSUMED_GBIT = (1.0, 10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class OtherChoice:
     """Another choice, and what would lead to it."""
 
     what: str
@@ -37,14 +37,14 @@ def plain_link(gbit_per_s: float) -> LinkFacts:
     )
 
 
-def changes(choice: Choice) -> Iterator[Change]:
+def changes(choice: Choice) -> Iterator[OtherChoice]:
     """Those that lead to another choice, each at the smallest step that does."""
     if choice.facts.cluster.size > 1:
         yield from _of_link(choice)
     yield from _of_batch(choice)
 
 
-def _of_link(choice: Choice) -> Iterator[Change]:
+def _of_link(choice: Choice) -> Iterator[OtherChoice]:
     link = choice.facts.cluster.link
     if link is None:
         return
@@ -52,7 +52,7 @@ def _of_link(choice: Choice) -> Iterator[Change]:
     for factor in LINK_FACTORS:
         changed = _again(choice, with_link(choice.facts, faster(link, factor)))
         if changed and _differs(changed.way, choice.best.way):
-            yield Change(
+            yield OtherChoice(
                 what=f"a link of {now * factor:.2g} Gbit/s or faster",
                 best=changed,
                 ratio=changed.rate / choice.best.rate,
@@ -60,12 +60,12 @@ def _of_link(choice: Choice) -> Iterator[Change]:
             return
 
 
-def _of_batch(choice: Choice) -> Iterator[Change]:
+def _of_batch(choice: Choice) -> Iterator[OtherChoice]:
     for factor in BATCH_FACTORS:
         batch = choice.facts.batch * factor
         changed = _again(choice, msgspec.structs.replace(choice.facts, batch=batch))
         if changed and _differs(changed.way, choice.best.way):
-            yield Change(
+            yield OtherChoice(
                 what=f"a batch of {batch} or more", best=changed, ratio=changed.rate / choice.best.rate
             )
             return

@@ -21,7 +21,7 @@ from manyhands.comm.collectives.schedule import Round, Schedule
 from manyhands.planner.amounts import Amount
 
 LARGEST_SCHEDULE = 128
-"""Ranks; larger ones follow from those with a quarter, a half and all of so many: schedules grow straight, or as log N."""
+"""Ranks; larger ones follow from those with a quarter, a half and all of so many: straight, or as log N."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,9 @@ from manyhands.planner.facts import (
     SplitFacts,
 )
 from manyhands.planner.operations import Scope
-from manyhands.planner.passes import Crossing, PassCost, pass_cost
-from manyhands.planner.record import Recorded, Role, SpanFacts, record, role_of, spans_of
+from manyhands.planner.passes import InnerLink, PassCost, pass_cost
+from manyhands.planner.record import Recorded, record
+from manyhands.planner.roles import Role, SpanFacts, role_of, spans_of
 from manyhands.planner.ways import HostSplit, Way
 from manyhands.servers.protocol.service import Service
 
@@ -184,9 +185,9 @@ def conditions(facts: Facts, way: Way, host: HostSplit, pick: Pick = best) -> Co
     beside = max(1.0, host.processes / role.neighbours) if mesh.members > 1 else 1.0
     link = link_cost(facts.cluster, way, pick, beside)
     touch_s = kappa / kind.host.kernels.bytes_per_s
-    inside = Crossing(pick(split.meeting_s), pick(split.sum_cpu_s) * kappa * 2)
+    inside = InnerLink(pick(split.meeting_s), pick(split.sum_cpu_s) * kappa * 2)
     if way.host_count > 1 and host.processes % mesh.members:  # a replica lies on several hosts
-        inside = Crossing(link.latency_s, link.busy_s_per_byte + link.cpu_s_per_byte * kappa)
+        inside = InnerLink(link.latency_s, link.busy_s_per_byte + link.cpu_s_per_byte * kappa)
     return Conditions(
         way=way,
         role=role,

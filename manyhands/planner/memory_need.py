@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from manyhands.planner.conditions import kind_of
 from manyhands.planner.facts import Facts, ModelFacts
-from manyhands.planner.record import role_of
+from manyhands.planner.roles import role_of
 from manyhands.planner.ways import HostSplit, Way
 
 ROOM = 0.95

@@ -32,7 +32,7 @@ class PassCost:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class InnerLink:
     """What the workers of one replica exchange costs: through memory, or between hosts."""
 
     latency_s: Amount
@@ -40,7 +40,7 @@ class Crossing:
 
 
 def pass_cost(
-    model: ModelFacts, mesh: Mesh, placement: Any, samples: int, whole_s: Any, inside: Crossing
+    model: ModelFacts, mesh: Mesh, placement: Any, samples: int, whole_s: Any, inside: InnerLink
 ) -> PassCost:
     """`whole_s(samples)` is the wall time of a pass of the whole model on one worker."""
     cost = PassCost(whole_s(samples))
@@ -56,7 +56,7 @@ def pass_cost(
     return cost
 
 
-def _divided(model: ModelFacts, ways: int, samples: int, cost: PassCost, inside: Crossing) -> PassCost:
+def _divided(model: ModelFacts, ways: int, samples: int, cost: PassCost, inside: InnerLink) -> PassCost:
     parts = [layer for layer in model.layers if layer.divisible]
     share = sum(layer.share for layer in parts)
     travels = sum(layer.output_bytes for layer in parts) * samples
@@ -71,7 +71,7 @@ def _staged(
     samples: int,
     whole_s: Any,
     divided: PassCost,
-    inside: Crossing,
+    inside: InnerLink,
 ) -> PassCost:
     micros, depth = placement.microbatches, getattr(placement, "depth", None) or _depth(placement)
     shares, crossing_bytes = stages_of(model.layers, mesh.stages * depth)

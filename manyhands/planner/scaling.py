@@ -8,7 +8,7 @@ cost         hours of the run · cost per hour of the hosts that it uses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from manyhands.planner.candidates import Wanted, host_sizes, ways
+from manyhands.planner.candidates import WayLimits, host_sizes, ways
 from manyhands.planner.conditions import kind_of
 from manyhands.planner.facts import Facts
 from manyhands.planner.memory_need import misfit
@@ -51,7 +51,7 @@ class Curve:
         return max(self.points, key=lambda point: point.goodput)
 
 
-def curves(facts: Facts, wanted: Wanted, strategies: Sequence[str]) -> list[Curve]:
+def curves(facts: Facts, wanted: WayLimits, strategies: Sequence[str]) -> list[Curve]:
     """Of each strategy, with the best split and servers for every number of hosts."""
     found = []
     for strategy in strategies:
@@ -65,7 +65,7 @@ def curves(facts: Facts, wanted: Wanted, strategies: Sequence[str]) -> list[Curv
     return sorted(found, key=lambda curve: -curve.best.goodput)
 
 
-def _point(facts: Facts, wanted: Wanted, strategy: str, hosts: int) -> Point | None:
+def _point(facts: Facts, wanted: WayLimits, strategy: str, hosts: int) -> Point | None:
     options = [price(facts, way) for way in ways(facts, replace(wanted, strategy=strategy, hosts=hosts))]
     fitting = [each for each in options if not misfit(facts, each.way, each.memory_bytes)]
     if not fitting:

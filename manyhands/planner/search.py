@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from manyhands.errors import UsageError
-from manyhands.planner.candidates import Wanted, ways
+from manyhands.planner.candidates import WayLimits, ways
 from manyhands.planner.facts import Facts
 from manyhands.planner.memory_need import misfit
 from manyhands.planner.price import Prediction, price
@@ -36,7 +36,7 @@ class Choice:
     """What a search has found."""
 
     facts: Facts
-    wanted: Wanted
+    wanted: WayLimits
     best: Prediction
     table: tuple[Prediction, ...]
     """The best of every kind of way, fastest first; `best` is one of them."""
@@ -55,9 +55,9 @@ class Choice:
         return len(self.ties) == 1
 
 
-def search(facts: Facts, wanted: Wanted | None = None) -> Choice:
+def search(facts: Facts, wanted: WayLimits | None = None) -> Choice:
     """The best way to train this model on these hosts."""
-    wanted = wanted or Wanted()
+    wanted = wanted or WayLimits()
     fitting, refused, count = [], [], 0
     for way in ways(facts, wanted):
         count += 1

@@ -18,7 +18,7 @@ from manyhands.servers.protocol.service import Service
 
 
 def mean_value(think_s: Amount, demand_s: Amount, customers: int) -> Amount:
-    """How long a customer is at one station, waiting included, between two times of thinking."""
+    """How long a customer is at one server, waiting included, between two times of thinking."""
     queue, response = 0.0, demand_s
     for count in range(1, min(customers, 256) + 1):
         response = demand_s * (1 + queue)

@@ -1,19 +1,15 @@
 """Servers as events: each a queue on a host, reached through memory or over the link of both hosts."""
 
 from collections import defaultdict
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import simpy
 
 from manyhands.planner.conditions import Conditions
 from manyhands.planner.operations import Fresh, Pushed, Settle
+from manyhands.planner.simulated_machine import Events, Machine
 from manyhands.servers.protocol.service import Service
-
-if TYPE_CHECKING:
-    from manyhands.planner.simulation import Machine
-
-Events = Generator[Any, Any, None]
 
 PIECES = 4
 """Of a message, each of which takes its turn where it arrives."""
@@ -27,7 +23,7 @@ class SimulatedServers:
         env: simpy.Environment,
         conditions: Conditions,
         service: Service,
-        machines: "Sequence[Machine]",
+        machines: Sequence[Machine],
         workers: int,
     ) -> None:
         self._env, self._conditions, rule = env, conditions, service.rule

@@ -6,7 +6,6 @@ its answer comes back. Threads that are ready on a machine share its cores equal
 """
 
 from collections import defaultdict
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +32,7 @@ from manyhands.planner.operations import (
     Update,
 )
 from manyhands.planner.price import Prediction, assemble, conditions_of, price
+from manyhands.planner.simulated_machine import Events, Machine
 from manyhands.planner.simulated_servers import SimulatedServers
 from manyhands.planner.walk import LEAST_NUMBERS, Spent
 from manyhands.planner.ways import Way
@@ -42,24 +42,8 @@ MOST_WORKERS = 64
 SLICES = 24
 """Of a pass, after each of which a worker looks how many others are ready on its machine."""
 
-Events = Generator[Any, Any, None]
 
-
-class Machine:
-    """Cores that ready threads share."""
-
-    def __init__(self, cores: float) -> None:
-        self.cores, self.ready = cores, 0.0
-
-    def compute(self, env: simpy.Environment, seconds: float, threads: float, slices: int = 1) -> Events:
-        """Work that takes so long alone."""
-        self.ready += threads
-        for _ in range(slices):
-            yield env.timeout(seconds / slices * max(1.0, self.ready / self.cores))
-        self.ready -= threads
-
-
-class Meetings:
+class Arrivals:
     """Events that happen when so many workers have come."""
 
     def __init__(self, env: simpy.Environment) -> None:
@@ -81,7 +65,7 @@ class Simulation:
     def __init__(self, facts: Facts, way: Way, kinds: list[Conditions], seed: int) -> None:
         self.env = simpy.Environment()
         self.way, self.conditions = way, kinds[0]
-        self.meetings = Meetings(self.env)
+        self.arrivals = Arrivals(self.env)
         self.link = simpy.Resource(self.env)
         self.workers: list[SimulatedWorker] = []
         machines: dict[str, Machine] = {}
@@ -209,9 +193,9 @@ class SimulatedWorker:
     def _meet(self, scope: str) -> simpy.Event:
         number = self._number(scope)
         if scope == "replicas":
-            return self.simulation.meetings.arrive((scope, number), len(self.simulation.workers))
+            return self.simulation.arrivals.arrive((scope, number), len(self.simulation.workers))
         count = len(self.simulation.on_host[self.host])
-        return self.simulation.meetings.arrive((scope, self.host, number), count)
+        return self.simulation.arrivals.arrive((scope, self.host, number), count)
 
     def _sum(self, one: Sum) -> Events:
         conditions = self.conditions
@@ -226,7 +210,7 @@ class SimulatedWorker:
         peer = partner(self.rank, size, number)
         if peer != self.rank:
             pair = (min(peer, self.rank), max(peer, self.rank))
-            yield self.simulation.meetings.arrive(("swap", number, pair), 2)
+            yield self.simulation.arrivals.arrive(("swap", number, pair), 2)
         tiny = one.sent_bytes < LEAST_NUMBERS
         yield self.env.timeout(
             self.conditions.round_trip_s if tiny else self.conditions.swap_s(one.sent_bytes)
@@ -247,14 +231,14 @@ class SimulatedWorker:
         """When all have come the sum takes its turn on the link; one worker stands for all of them there."""
         simulation, conditions = self.simulation, self.conditions
         count = len(simulation.workers)
-        yield simulation.meetings.arrive(("start", number), count)
+        yield simulation.arrivals.arrive(("start", number), count)
         whole = conditions.sum_s(one.sent_bytes)
         busy = conditions.link_s(one.sent_bytes) if conditions.role.hosts > 1 else whole
         if self.rank == 0:
             with simulation.link.request() as turn:
                 yield turn
                 yield self.env.timeout(busy)
-        yield simulation.meetings.arrive(("through", number), count)
+        yield simulation.arrivals.arrive(("through", number), count)
         yield self.env.timeout(max(0.0, whole - busy))
         done.succeed()
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from manyhands.planner.flat_vector import ITEM_BYTES, FlatVector
 from manyhands.planner.operations import (
@@ -25,10 +25,8 @@ from manyhands.planner.operations import (
     Touch,
     Update,
 )
+from manyhands.planner.roles import Role, SpanFacts
 from manyhands.strategies import Traits
-
-if TYPE_CHECKING:
-    from manyhands.planner.record import Role, SpanFacts
 
 EVALUATIONS = 20
 """How often an optimizer that searches a line evaluates the loss in a step: L-BFGS's default is at most so many."""
@@ -101,7 +99,7 @@ class RecordedReplica:
     leads = True
     eval_batch: Any = None
 
-    def __init__(self, tape: Tape, role: "Role", spans: "SpanFacts", traits: Traits) -> None:
+    def __init__(self, tape: Tape, role: Role, spans: SpanFacts, traits: Traits) -> None:
         self._tape, self._role, self._facts = tape, role, spans
         self.steps = 0
         lengths = [int(size / ITEM_BYTES) for size in spans.sizes]
@@ -178,7 +176,7 @@ class RecordedReplica:
 class RecordedNeighbours:
     """The open replicas of a host."""
 
-    def __init__(self, tape: Tape, role: "Role", vector_bytes: float) -> None:
+    def __init__(self, tape: Tape, role: Role, vector_bytes: float) -> None:
         self.size, self.index = role.neighbours, 0
         self.ranks = range(role.neighbours)
         self._tape, self._bytes = tape, vector_bytes
@@ -196,7 +194,7 @@ class RecordedComm:
     rank = 0
 
     def __init__(
-        self, tape: Tape, role: "Role", *, streams: bool, scope: Scope = "replicas", size: int | None = None
+        self, tape: Tape, role: Role, *, streams: bool, scope: Scope = "replicas", size: int | None = None
     ) -> None:
         self.size = role.peers if size is None else size
         self._tape, self._role, self._scope, self._streams = tape, role, scope, streams
@@ -319,7 +317,7 @@ class RecordedServers:
     """The servers that own the parameters."""
 
     def __init__(
-        self, tape: Tape, role: "Role", spans: "SpanFacts", comm: RecordedComm, replica: RecordedReplica
+        self, tape: Tape, role: Role, spans: SpanFacts, comm: RecordedComm, replica: RecordedReplica
     ) -> None:
         self.comm = comm
         self._tape, self._role, self._replica, self._bytes = tape, role, replica, spans.bytes

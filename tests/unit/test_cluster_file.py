@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.errors import UsageError
-from manyhands.planner.candidates import Wanted
+from manyhands.planner.candidates import WayLimits
 from manyhands.planner.cluster_file import read_cluster
 from manyhands.planner.cluster_words import cluster_json, cluster_lines
 from manyhands.planner.facts import ClusterFacts, Facts
@@ -110,7 +110,7 @@ def test_curves_say_where_half_is_wasted(tmp_path: Path) -> None:
     text = '[[hosts]]\nkind = "here"\ncount = 64\n[link]\ngbit_per_s = 1\n'
     known = planned(tmp_path, text)
     found = {
-        curve.strategy: curve for curve in curves(known, Wanted(), ["all-reduce:topology=tree", "diloco"])
+        curve.strategy: curve for curve in curves(known, WayLimits(), ["all-reduce:topology=tree", "diloco"])
     }
     tree, seldom = found["all-reduce:topology=tree"], found["diloco"]
     assert tree.half_wasted_at
@@ -123,7 +123,7 @@ def test_curves_say_where_half_is_wasted(tmp_path: Path) -> None:
 
 def test_failures_cost_and_money_too(tmp_path: Path) -> None:
     known = planned(tmp_path)
-    (curve,) = curves(known, Wanted(), ["all-reduce"])
+    (curve,) = curves(known, WayLimits(), ["all-reduce"])
     last = curve.points[-1]
     lost = 1 - goodput(known, last.prediction) / last.prediction.rate
     assert lost == pytest.approx(12 / 3600 * (30 + last.prediction.seconds / 2), rel=0.15)

@@ -11,7 +11,8 @@ from manyhands import strategies
 from manyhands.planner.flat_vector import FlatVector
 from manyhands.planner.operations import Await, Meet, Pass, Pushed, Start, Sum, Swap, Update
 from manyhands.planner.price import price
-from manyhands.planner.record import Recorded, SpanFacts, record, role_of
+from manyhands.planner.record import Recorded, record
+from manyhands.planner.roles import SpanFacts, role_of
 from manyhands.planner.search import search
 from tests.pages import DOCS, blocks
 from tests.planner_facts import facts, way

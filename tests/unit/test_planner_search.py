@@ -10,7 +10,7 @@ import pytest
 from manyhands import strategies
 from manyhands.errors import UsageError
 from manyhands.planner import drawing, explain
-from manyhands.planner.candidates import Wanted
+from manyhands.planner.candidates import WayLimits
 from manyhands.planner.changes import changes, with_link
 from manyhands.planner.facts import Facts, HostsOfKind, with_hosts
 from manyhands.planner.price import price
@@ -41,7 +41,7 @@ def test_a_slow_link_is_left_alone() -> None:
 
 
 def test_what_a_person_has_fixed_stays() -> None:
-    wanted = Wanted(strategy="parameter-server:stale", workers=2, threads=2, servers=2)
+    wanted = WayLimits(strategy="parameter-server:stale", workers=2, threads=2, servers=2)
     best = search(facts(), wanted).best
     assert best.way.strategy == "parameter-server:consistency=stale"
     assert (best.way.workers, best.way.hosts[0].threads, best.way.servers) == (2, 2, 2)
@@ -53,7 +53,7 @@ def test_other_steps_are_shown_and_not_chosen() -> None:
     assert choice.fastest.rate > choice.best.rate
     assert not choice.fastest.way.trains_alike
     assert "its steps are not those of one process" in explain.paragraph(choice)
-    alone = search(facts(4), Wanted(alike_only=True))
+    alone = search(facts(4), WayLimits(alike_only=True))
     assert all(each.way.trains_alike for each in alone.table)
 
 
