@@ -53,6 +53,9 @@ NOT_HERE = {
         "faults/test_loading.py",
     ),
     "manyhands launch --join runs/mine  ": ("joins in the middle of a run", "faults/test_loading.py"),
+    "manyhands probe": ("measures for twenty seconds", "end_to_end/test_probing.py"),
+    "manyhands train --strategy auto": ("measures for twenty seconds", "end_to_end/test_probing.py"),
+    "manyhands launch --join runs/links": ("joins in the middle of a run", "end_to_end/test_probing.py"),
 }
 
 
