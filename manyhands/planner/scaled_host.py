@@ -91,4 +91,4 @@ def _doubling_loss(usable: list[SplitFacts]) -> float:
     least, most = min(by_threads), max(by_threads)
     if most == least or by_threads[least] <= 0:
         return 1.1
-    return max(1.0, (by_threads[most] / by_threads[least]) ** (1 / math.log2(most / least)))
+    return float(max(1.0, (by_threads[most] / by_threads[least]) ** (1 / math.log2(most / least))))
