@@ -62,7 +62,7 @@ class Run:
         self.loader = DataLoader(Samples(job), batch_size=batch)
 
     def paced(self, rank: int) -> Paced:
-        return Paced(self._baton, rank, self.batch)
+        return Paced(self._baton, rank, {"batch": self.batch})
 
     def session(self, **settings: Any) -> Any:
         return mh.session(self.model, self.optimizer, lambda model, batch: model(**batch)["loss"], **settings)

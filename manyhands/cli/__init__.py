@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from manyhands import __version__
-from manyhands.cli import convert, dash, doctor, export, launch, list, serve, show, train
+from manyhands.cli import convert, dash, doctor, export, launch, list, planning, probe, serve, show, train
 from manyhands.cli.script import is_script
 from manyhands.errors import ManyhandsError, did_you_mean
 from manyhands.launching.words import say
@@ -21,6 +21,7 @@ Start here:
   manyhands train                                   a small network on real digits, 2 workers
   manyhands train --model resnet20 --data cifar10 --fetch
   manyhands launch --workers 4 script.py            your own script, see `manyhands launch --help`
+  manyhands plan --model vgg16 --data cifar10       which way is fastest here, and why
   manyhands serve runs/mine                         answers from what is trained, also while it is trained
   manyhands list strategies                         what --strategy can be, with the papers
   manyhands show resnet20                           its layers, shapes, parameters and costs
@@ -35,7 +36,7 @@ def build() -> "_Parser":
     )
     parser.add_argument("--version", action="version", version=f"manyhands {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
-    for verb in (train, launch, export, serve, list, show, convert, doctor, dash):
+    for verb in (train, launch, planning, probe, export, serve, list, show, convert, doctor, dash):
         verb.add_to(verbs)
     return parser
 

@@ -35,6 +35,20 @@ def samples() -> Iterator[Report]:
 
 
 @contextmanager
+def measuring() -> Iterator[Report]:
+    """One bar, whose text says what is measured at the moment; it begins again when something else is counted."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("measuring", total=None)
+
+        def report(what: str, done: int, total: int | None) -> None:
+            bar.update(task, description=f"measuring: {what}", completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
 def _bars(*figures: ProgressColumn, visible: bool) -> Iterator[Report]:
     # On standard error: standard output may be a pipe that wants the result and nothing else.
     columns = (TextColumn("{task.description}"), BarColumn(), *figures)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from manyhands.cli.machine_checks import CHECKS
 from manyhands.cli.run_findings import say_findings
 from manyhands.cli.run_ports import say_ports
 from manyhands.cluster.launcher import cores
@@ -80,6 +81,8 @@ def findings() -> Iterator[Check]:
     yield _processor()
     layout = cores.layout(max(1, len(os.sched_getaffinity(0))), 1)
     yield "ok", "cores", f"{len(layout.cores)} usable of {os.cpu_count()}; {cores.text(layout)}"
+    for what, machine_check in CHECKS.items():
+        yield from _warnings(what, machine_check)
     yield from (_safely("memory", _memory), _safely("anonymous shared memory", _anonymous_memory))
     yield _safely("/dev/shm", _dev_shm)
     for what, code in PROBES.items():
@@ -88,6 +91,16 @@ def findings() -> Iterator[Check]:
     yield (
         ("note", "emulated hosts", reason) if reason else ("ok", "emulated hosts", "network namespaces work")
     )
+
+
+def _warnings(what: str, check: Callable[[], str]) -> Iterator[Check]:
+    """A note, where there is something to say."""
+    try:
+        details = check()
+    except (OSError, ValueError):  # this system does not say
+        details = ""
+    if details:
+        yield "note", what, details
 
 
 def _safely(what: str, check: Callable[[], Check]) -> Check:

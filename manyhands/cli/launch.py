@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import strategies
+from manyhands.cli.choosing import held_against, refuse_auto, settle_launch
 from manyhands.cli.joiner import join_run
 from manyhands.cli.script import ScriptCommand, command_of
 from manyhands.cluster.launchers import local
@@ -28,6 +29,7 @@ examples:
   manyhands launch --workers 4 script.py --lr 0.1     what follows the script is the script's own
   manyhands launch --workers 4 -m package.train --lr 0.1    a module, as python -m runs it
   manyhands launch --debug 0 script.py                worker 0 has this terminal: breakpoint(), input()
+  manyhands launch --strategy auto --workers auto script.py    measure for some seconds, and choose
   manyhands launch --strategy {strategies.DEFAULT}:topology=tree --workers 4 script.py
   manyhands launch --out runs/mine script.py          events, checkpoints and summary go there
   manyhands launch --workers 2:6 --out runs/mine script.py    2 workers, and others may join ...
@@ -95,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
     if options.join is not None:
         if options.debug is not None:
             raise UsageError("--debug is for the workers that a run begins with; leave it out with --join")
+        refuse_auto(options, "the run that --join enters has begun, and what it needs was chosen there")
         is_given = options.script is not None or options.module is not None
         words = command_of(options).words if is_given else []
         workers = options.workers[0] if options.workers else 1
@@ -103,11 +106,13 @@ def run(options: argparse.Namespace) -> int:
     rank_info = with_servers(own_rank_info(), options.servers)
     if rank_info.launcher != "alone":
         refuse_hosts(options.hosts, rank_info)
+        refuse_auto(options, f"{rank_info.launcher} has started this run and its {rank_info.workers} workers")
         return _join(options, command, rank_info)
     if misplaced := _own_option_of(options):
         say(
             f"note: `{misplaced}` stands after the script and goes to it; for manyhands, write it before the script"
         )
+    chosen = settle_launch(options, command.words, command.name)
     places: list[Path] = []
     outcome = launch(
         from_options(options),
@@ -119,6 +124,8 @@ def run(options: argparse.Namespace) -> int:
     )
     code = end_of_run(outcome, places[0], script_goes_on)
     if outcome.ok:
+        if planned := held_against(chosen, places[0]):
+            say(f"plan      {planned}")
         say_run(places[0])
     return code
 

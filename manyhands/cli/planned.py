@@ -43,13 +43,15 @@ def planned(options: argparse.Namespace, rank_info: RankInfo) -> Plan:
     else:
         plan = Plan()
     given = {key: value for key, value in vars(options).items() if value is not None}
-    if options.workers is not None:
-        given["workers"], given["most_workers"] = options.workers
+    plan, given = _left_open(plan, given)
+    if "workers" in given:
+        given["workers"], given["most_workers"] = given["workers"]
     top = {key: given[key] for key in ("model", "data", "strategy", "placement") if key in given}
     cluster = {key: given[key] for key in CLUSTER if key in given}
     if rank_info.launcher != "alone":
         rank_info = with_servers(rank_info, cluster.get("servers", plan.cluster.servers or None))
         check_workers(given.get("workers"), rank_info)
+        _refuse_auto(plan, rank_info)
         refuse_hosts(options.hosts, rank_info)
         cluster |= {
             "workers": rank_info.workers,
@@ -68,6 +70,23 @@ def planned(options: argparse.Namespace, rank_info: RankInfo) -> Plan:
         cluster=msgspec.structs.replace(plan.cluster, **cluster),
         train=msgspec.structs.replace(plan.train, **train),
     )
+
+
+def _refuse_auto(plan: Plan, rank_info: RankInfo) -> None:
+    if plan.auto:
+        raise UsageError(
+            f"--{plan.auto[0]} auto is for runs of our own launcher, and {rank_info.launcher} has started this one, "
+            f"with {rank_info.workers} workers; name the {plan.auto[0]}, as `manyhands plan` prints it"
+        )
+
+
+def _left_open(plan: Plan, given: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    """What a flag leaves to the planner, or takes from it again, whatever the file says."""
+    asked = [word for word in plans.AUTO_WORDS if given.get(word) == plans.AUTO]
+    kept = [word for word in plan.auto if word not in given]
+    auto = [word for word in plans.AUTO_WORDS if word in (*asked, *kept)]
+    rest = {word: value for word, value in given.items() if word not in asked}
+    return msgspec.structs.replace(plan, auto=auto), rest
 
 
 def check(plan: Plan, options: argparse.Namespace) -> None:

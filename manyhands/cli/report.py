@@ -13,8 +13,10 @@ from manyhands.launching.ending import shown
 from manyhands.launching.words import width_of, wrapped
 
 
-def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespace) -> None:
-    """The result for a person, or as JSON for a program."""
+def report(
+    summary: dict[str, Any], out: Path | None, options: argparse.Namespace, *, expected: str = ""
+) -> None:
+    """The result for a person, or as JSON for a program; `expected` is how it went beside a prediction."""
     if options.tensorboard and out is not None:
         from manyhands.telemetry.tensorboard import export
 
@@ -40,6 +42,8 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
     rate = summary["samples_per_second"]
     team = f"{workers} workers ({rate / workers:,.0f} per worker)" if workers > 1 else "1 worker"
     say(f"speed     {rate:,.0f} samples/s with {team}, without evaluation and saving")
+    if expected:
+        say(f"plan      {expected}")
     say(f"took      {summary['wall_s']:.1f} s without the start, {summary['steps']:,} steps")
     say(f"samples   {_samples(summary)}")
     if (stale := summary.get("staleness")) and stale["histogram"]:
@@ -49,8 +53,17 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
     for finding in worth_saying(out) if out is not None else ():
         say(f"note      {finding.sentence}")
     say("\nwhat to try next:")
+    tries = _tries(summary, out)
+    width = max(len(command) for command, _ in tries)
+    is_narrow = columns is not None and columns < width + 40
+    for command, why in tries:
+        say(f"  {command}\n      {why}" if is_narrow else f"  {command:<{width}}  {why}")
+
+
+def _tries(summary: dict[str, Any], out: Path | None) -> list[tuple[str, str]]:
+    """Commands that may come next, and what they are good for."""
     tries = [
-        (f"manyhands train --model mlp --workers {workers * 2}", "another model, more workers"),
+        (f"manyhands train --model mlp --workers {summary['workers'] * 2}", "another model, more workers"),
         ("manyhands train --model resnet20 --data cifar10 --fetch", "colour pictures"),
         ("manyhands list strategies", "other ways to distribute it"),
     ]
@@ -59,10 +72,7 @@ def report(summary: dict[str, Any], out: Path | None, options: argparse.Namespac
             "the same run again" + ", to the bit" * strategies.parse(summary["strategy"]).traits.repeatable
         )
         tries.insert(0, (f"manyhands train {shown(out)}/plan.json", again))
-    width = max(len(command) for command, _ in tries)
-    is_narrow = columns is not None and columns < width + 40
-    for command, why in tries:
-        say(f"  {command}\n      {why}" if is_narrow else f"  {command:<{width}}  {why}")
+    return tries
 
 
 def _samples(summary: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from manyhands import strategies
 from manyhands.checkpoint.index import latest
 from manyhands.cli.bars import transfers
+from manyhands.cli.choosing import held_against, left_to_planner
 from manyhands.cli.planned import check, note_on, planned
 from manyhands.cli.report import report
 from manyhands.cluster.launcher import cores
@@ -29,6 +30,7 @@ from manyhands.launching.run import (
     forget_records,
     make_directory,
     new_run,
+    or_auto,
     read_summary,
     run_workers,
     worker_range,
@@ -40,6 +42,7 @@ examples:
   manyhands train                                        the default job: cnn on digits, 2 workers
   manyhands train --model resnet20 --data cifar10 --fetch --epochs 20 --workers 4
   manyhands train --model mlp:hidden=512-512 --optimizer adamw:lr=0.001
+  manyhands train --strategy auto --workers auto         measure for some seconds, choose, and say why
   manyhands train --strategy {strategies.DEFAULT}:topology=ring --workers 4
   manyhands train --placement pipeline:stages=2,microbatches=8 --model vgg16 --workers 2
   manyhands train --weights runs/a --head new --data images:photos    fine-tuning, for other classes
@@ -87,7 +90,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", help="a name of `list models`, or package.module:callable")
     parser.add_argument("--data", metavar="D", help="a name of `list data`, or package.module:callable")
     parser.add_argument(
-        "--strategy", metavar="S", help="a name of `list strategies`, with settings after a colon"
+        "--strategy",
+        metavar="S",
+        help="a name of `list strategies`, with settings after a colon; auto measures, and chooses",
     )
     parser.add_argument(
         "--placement", metavar="P", help="a name of `list placements`: how a replica is laid over workers"
@@ -97,9 +102,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers",
-        type=worker_range,
+        type=or_auto(worker_range),
         metavar="N",
-        help="processes that compute gradients (default 2); 2:6 lets others join up to 6",
+        help="processes that compute gradients (default 2); 2:6 lets others join up to 6; auto measures",
     )
     parser.add_argument(
         "--hosts",
@@ -108,7 +113,10 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--servers", type=int, metavar="N", help="processes that own parameters (default 0)")
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads per worker (default: cores ÷ workers)"
+        "--threads",
+        type=or_auto(int),
+        metavar="N",
+        help="threads per worker (default: cores ÷ workers; auto measures)",
     )
 
 
@@ -180,6 +188,7 @@ def run(options: argparse.Namespace) -> int:
         _fetch(plan, rank_info)
     if rank_info.launcher != "alone":
         return _join(plan, rank_info, options)
+    plan, chosen = left_to_planner(plan)
     _check_layers(plan)
     plan, why = _settled(plan)
     note = note_on(options)
@@ -188,12 +197,8 @@ def run(options: argparse.Namespace) -> int:
             forget_records(out)
         for line in filter(None, (note, why)):
             say(line)
-        command = [
-            "-m",
-            "manyhands.job.declared",
-            plan.encode().decode(),
-            *(["--resume"] if options.resume else []),
-        ]
+        command = ["-m", "manyhands.job.declared", plan.encode().decode()]
+        command += ["--resume"] if options.resume else []
         outcome = run_workers(
             command,
             run=out,
@@ -212,7 +217,7 @@ def run(options: argparse.Namespace) -> int:
         )
     code = end_of_run(outcome, out, train_goes_on)
     if code == 0:
-        report(_summary(out), out, options)
+        report(_summary(out), out, options, expected=held_against(chosen, out))
     return code
 
 

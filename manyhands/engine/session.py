@@ -29,6 +29,7 @@ from manyhands.engine import (
     lower_level,
     once,
     outside,
+    pacing,
     pause,
     resume,
     script_values,
@@ -176,9 +177,14 @@ class Session(Whereabouts):
         Gradients are weighted by samples over all workers, so batches may differ in size. They move to the
         model's device.
         """
+        if pacing.pacers:
+            batches = tuple(pacing.begin(self.engine, batches))
         if self.engine.replica_state is ReplicaState.NONE:
             first_batch.meet(self.engine, batches)
-        return step(self.engine, batches, pause.answer)
+        result = step(self.engine, batches, pause.answer)
+        if pacing.pacers:
+            pacing.end()
+        return result
 
     def backward(self, *batches: Any, samples: float | None = None, scaler: Any = None) -> Any:
         """The first half of a step: add the gradient to `param.grad`, for the script to read and change.
@@ -188,7 +194,7 @@ class Session(Whereabouts):
         `samples` (or targets, or a sum of weights); without either, what `loss.backward()` has left in `param.grad`
         becomes that of all workers. A `torch.amp.GradScaler` scales the loss. Returns what `step` would, or the loss.
         """
-        return lower_level.backward(self.engine, batches, samples, scaler)
+        return lower_level.backward(self.engine, pacing.begin(self.engine, batches), samples, scaler)
 
     def update(self, scaler: Any = None, *, loss: Tensor | float | None = None) -> bool:
         """The second half: run the optimizer by the gradients as they are now, and clear them.
@@ -196,7 +202,9 @@ class Session(Whereabouts):
         A `scaler` undoes its scale, and skips the update where gradients are not finite; returns whether it was made.
         A script that has called `loss.backward()` itself may say its `loss`, which is shown and watched.
         """
-        return lower_level.update(self.engine, pause.answer, scaler, loss)
+        made = lower_level.update(self.engine, pause.answer, scaler, loss)
+        pacing.end()
+        return made
 
     # The data
 

@@ -25,6 +25,8 @@ HEADS = ("new",)
 SCHEDULES = ("constant", "cosine")
 DEFAULT_EPOCHS = 12
 LARGEST_SEED = 2**63 - 1
+AUTO = "auto"
+AUTO_WORDS = ("strategy", "workers", "threads")
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +95,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     placement: str = placements.DEFAULT
     cluster: Cluster = Cluster()
     train: Train = Train()
+    auto: list[str] = []
+    """The words that are left to the planner: `strategy`, `workers`, `threads`."""
 
     def check(self) -> None:
         """Refuse before any process starts."""
@@ -111,6 +115,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
+        for word in self.auto:
+            if word not in AUTO_WORDS:
+                raise UnknownName("word for the planner to choose", word, AUTO_WORDS)
         intervals.parse(train.save_every)
         if self.cluster.hosts is not None:
             parse_hosts(self.cluster.hosts)
@@ -190,6 +197,7 @@ def read(path: Path) -> Plan:
     """A spec in TOML with the words of the command line, or the `plan.json` of an earlier run."""
     words = words_in(path)
     _modernise(words)
+    _leave_open(words)
     for word in words:
         if word not in Plan.__struct_fields__:
             raise UsageError(_unknown(word, Plan, f"{path}: unknown section"))
@@ -237,6 +245,25 @@ def _modernise(words: dict[str, Any]) -> None:
     train = words.get("train")
     if isinstance(train, dict) and isinstance(train.get("save"), bool):
         train["save_every"] = "epoch" if train.pop("save") else intervals.NEVER
+
+
+def _leave_open(words: dict[str, Any]) -> None:
+    """What says `auto` is for the planner to choose."""
+    found = []
+    if AUTO in (words.get("strategy"), _get(words.get("strategy"), "name")):
+        del words["strategy"]
+        found.append("strategy")
+    cluster = words.get("cluster")
+    for word in ("workers", "threads"):
+        if _get(cluster, word) == AUTO:
+            words["cluster"] = cluster = {key: value for key, value in cluster.items() if key != word}  # type: ignore[union-attr]
+            found.append(word)
+    if found:
+        words["auto"] = found
+
+
+def _get(section: Any, word: str) -> Any:
+    return section.get(word) if isinstance(section, Mapping) else None
 
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {"cluster": Cluster, "train": Train}

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from manyhands.launching.shown import Shown
 from manyhands.launching.words import say
 from manyhands.placement import Mesh
 
+AUTO = "auto"
 REPLACE = 3
 LONGEST_NAME = 100
 """Of a run's directory that is named after the run; file systems take no more than 255."""
@@ -261,6 +262,16 @@ def worker_range(text: str) -> tuple[int, int]:
     if colon and most < least:
         raise argparse.ArgumentTypeError(f"{text!r}: the second number must not be below the first")
     return least, most
+
+
+def or_auto(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """How an option is read that may be left to the planner."""
+
+    def read_or_auto(text: str) -> Any:
+        return text if text == AUTO else read(text)
+
+    read_or_auto.__name__ = read.__name__  # which argparse says in its errors
+    return read_or_auto
 
 
 def run_workers(

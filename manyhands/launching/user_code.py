@@ -12,14 +12,18 @@ from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launchers import local
 from manyhands.errors import UnknownName, UsageError
 from manyhands.launching.run import (
+    AUTO,
     admit_workers,
     again_terms,
     elastic_terms,
     new_run,
+    or_auto,
     run_workers,
     worker_range,
 )
 
+MEASURED = ("strategy", "workers", "threads")
+"""What a command line may leave to the planner."""
 WORKERS = (2, 2)
 """How many there are at first and at most, where nothing is said."""
 
@@ -58,6 +62,8 @@ class LaunchSettings:
 def add_options(parser: argparse.ArgumentParser) -> None:
     for one in fields(LaunchSettings):
         read, metavar, said = (one.metadata[name] for name in ("read", "metavar", "help"))
+        if one.name in MEASURED:
+            read, said = or_auto(read), f"{said}; auto measures, and chooses"
         parser.add_argument(f"--{one.name}", type=read, metavar=metavar, default=one.default, help=said)
 
 
@@ -71,6 +77,11 @@ def from_keywords(given: Mapping[str, Any]) -> LaunchSettings:
     for name in given:
         if name not in known:
             raise UnknownName("setting", name, known)
+        if given[name] == AUTO and name in MEASURED:
+            raise UsageError(
+                f"{name}={AUTO!r}: a function cannot be measured before it runs; put it into a script, see what "
+                f"`manyhands launch --{name} auto script.py` chooses, and name that"
+            )
     return LaunchSettings(
         **{name: _read(known[name], value) for name, value in given.items() if value is not None}
     )

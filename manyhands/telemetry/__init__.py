@@ -32,6 +32,7 @@ from manyhands.telemetry.recorder import (
     close,
     computing,
     count,
+    count_processor_time,
     event,
     open,
     step,
@@ -39,4 +40,15 @@ from manyhands.telemetry.recorder import (
     totals,
 )
 
-__all__ = ["add_seconds", "close", "computing", "count", "event", "open", "step", "timed", "totals"]
+__all__ = [
+    "add_seconds",
+    "close",
+    "computing",
+    "count",
+    "count_processor_time",
+    "event",
+    "open",
+    "step",
+    "timed",
+    "totals",
+]

@@ -45,6 +45,7 @@ OPTIONS = {
     "strategies-hiding": ["hiding"],
     "strategies-stragglers": ["stragglers", "--workers", "2"],
     "strategies-accuracy": ["accuracy", "--strategies", "single"],
+    "planning": ["--models", "mlp"],
 }
 AT_ONCE = 3
 WHY_NO_HOSTS = emulated_hosts.available()

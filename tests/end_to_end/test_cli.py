@@ -27,12 +27,14 @@ from manyhands.placement import PLACEMENTS
 from manyhands.strategies import PRESETS, STRATEGIES
 from tests.end_to_end.commands import Done, manyhands, parameters, run, same_bits
 
-VERBS = ("train", "launch", "export", "serve", "list", "show", "convert", "doctor", "dash")
+VERBS = ("train", "launch", "plan", "probe", "export", "serve", "list", "show", "convert", "doctor", "dash")
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
 FLAGS = {
-    "train": 24,
+    "train": 23,
     "launch": 10,
+    "plan": 18,
+    "probe": 8,
     "export": 3,
     "serve": 8,
     "list": 0,

@@ -53,6 +53,9 @@ NOT_HERE = {
         "faults/test_loading.py",
     ),
     "manyhands launch --join runs/mine  ": ("joins in the middle of a run", "faults/test_loading.py"),
+    "manyhands probe": ("measures for twenty seconds", "end_to_end/test_probing.py"),
+    "manyhands train --strategy auto": ("measures for twenty seconds", "end_to_end/test_probing.py"),
+    "manyhands launch --join runs/links": ("joins in the middle of a run", "end_to_end/test_probing.py"),
 }
 
 
@@ -100,7 +103,9 @@ def home(tmp_path: Path) -> Path:
 def start(words: list[str], home: Path, said: Path) -> subprocess.Popen[bytes]:
     """A command of ours, in a group of its own, so that nothing of it stays."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    environ = clean_environment(PATH=path, MANYHANDS_DATA=str(home / "data"))
+    environ = clean_environment(
+        PATH=path, MANYHANDS_DATA=str(home / "data"), XDG_CACHE_HOME=str(home / "cache")
+    )
     with said.open("w") as file:
         return subprocess.Popen(
             words, cwd=home, env=environ, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0

@@ -111,14 +111,15 @@ def _pin_to_cores() -> None:
 
 def _run_or_serve(arguments: list[str]) -> None:
     try:
-        _run(arguments)
+        run_command(arguments)
     except Exception:
         if not instead_of_failing:
             raise
         instead_of_failing[0]()
 
 
-def _run(arguments: list[str]) -> None:
+def run_command(arguments: list[str]) -> None:
+    """Run a script, or `-m` and a module, with its arguments, as `__main__` of this process."""
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         module = arguments[1]
         _check_module(module)

@@ -6,13 +6,18 @@ tree, whose ranks mostly wait, works on all its levels at once. What happens whe
 the timing: messages between a pair go out in the order in which they are expected.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from manyhands import telemetry
 from manyhands.comm.collectives.schedule import Schedule, Transfer, Turn
-from manyhands.comm.transports.transport import Handle, Transport
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from manyhands.comm.transports.transport import Handle, Transport
 
 PIECE_BYTES = 1 << 19
 """The longest message, about. Shorter ones cost more work per byte, longer ones leave the network idle for longer."""
