@@ -131,14 +131,18 @@ class _Started(Sums):
 
     def _complete(self) -> Iterator[Any]:
         gated = self._replica.gated
+        for span in self._replica.exchange_factors():
+            self._start(span)
         for span, wait in self._under_way:
             with telemetry.timed("exchange"):
                 wait()
             if not gated:
                 yield span
+        self._replica.await_factors(meet=not gated)
         if gated:
             self._replica.receive()
             yield from (span for span, _ in self._under_way)
+        yield from self._replica.factored
 
 
 def _started(group: Any, vector: Tensor, operation: Any = dist.ReduceOp.SUM) -> Any:

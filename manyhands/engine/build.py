@@ -9,18 +9,23 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from manyhands.cluster.worker.world import World
 from manyhands.comm.comm import Comm
+from manyhands.comm.row_links import RowLinks
 from manyhands.engine.settings import Settings, Training
 from manyhands.errors import UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.flat_model import FlatModel, lay_out_part
 from manyhands.replica.gradients.factors import Factors, linear_weights
+from manyhands.replica.gradients.factors_between import FactorsBetween
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
-from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory
+from manyhands.replica.gradients.same_products import sign_of_products
+from manyhands.replica.layout import Layout
+from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory, Team
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import abilities_of, is_element_wise, runs_whole
 from manyhands.replica.optimizer.clipped_path import ClippedInParts, ClippedPath
@@ -176,8 +181,11 @@ def _make(
 ) -> _ReplicaParts:
     """Flat vectors, the optimizer on their spans, the sum of gradients: always asking for memory in this order."""
     team = memory.team
-    # Gradients as factors: for workers that add them up, and where they are not wanted as they come.
+    links = around.placed.peers.row_links() if memory.steps_together and not part.spread else None
+    # Gradients as factors: for workers that add them up, and where they are not wanted as they come. Between hosts they
+    # are fewer bytes; all hosts must make the same bits of them.
     takes_factors = around.hosts == 1 and team.size > 1 and around.clip_norm is None and not part.spread
+    takes_factors |= links is not None and _multiply_alike(around.world)
     factored = linear_weights(part.model) if takes_factors else ()
     layout = lay_out_part(part, optimizer, lanes=lanes, factored=factored)
     flat = FlatModel(part, optimizer, memory, layout)
@@ -196,13 +204,25 @@ def _make(
         flat,
         [span.index % lanes % team.size for span in layout.spans],
         team,
-        factors=Factors(layout, flat.total, team) if any(place.factored for place in layout.places) else None,
+        factors=_factors(layout, flat.total, team, links),
         scratch=log.scratch if log else None,
     )
     copies = None
     if memory.outlives:
         copies = StepCopies(part.buffers, optimizer, team.allocate, workers=team.size, mine=team.index)
     return _ReplicaParts(flat, updates, log, gradients, copies)
+
+
+def _factors(layout: Layout, total: Tensor, team: Team, links: RowLinks | None) -> Factors | None:
+    """Of the layers that are large enough, if any."""
+    if not any(place.factored for place in layout.places):
+        return None
+    return FactorsBetween(layout, total, team, links) if links else Factors(layout, total, team)
+
+
+def _multiply_alike(world: World) -> bool:
+    """Whether all workers make the same bits of the same factors."""
+    return len({row[0] for row in world.exchange([float(sign_of_products())])}) == 1
 
 
 def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings) -> Replica:

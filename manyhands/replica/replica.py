@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from manyhands.replica.flat_model import FlatModel
+from manyhands.replica.gradients.hooks import OnReady
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
-from manyhands.replica.gradients.summing import OnReady
 from manyhands.replica.gradients.tables import Tables
 from manyhands.replica.layout import Span
 from manyhands.replica.neighbours import Neighbours
@@ -172,6 +172,21 @@ class Replica:
             self.path.apply_all(self.owned)
         else:
             self.path.apply(span)
+
+    def exchange_factors(self) -> Sequence[Span]:
+        """Behind the sum over this host: the factors of large linear layers go to the other hosts, except those of
+        these owned spans, which have to go as they are."""
+        return self._gradients.exchange_factors()
+
+    def await_factors(self, *, meet: bool) -> None:
+        """Return when this worker has received its part of the other hosts' factors; to `meet`: when all workers of
+        the host have theirs."""
+        self._gradients.await_factors(meet=meet)
+
+    @property
+    def factored(self) -> Sequence[Span]:
+        """The owned spans whose sum over all hosts comes as factors in this step."""
+        return self._gradients.factored
 
     def receive(self) -> None:
         """The sums of all hosts are here for the spans that this worker owns."""

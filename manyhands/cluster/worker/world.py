@@ -22,6 +22,7 @@ from manyhands.cluster.worker.rendezvous import (
 from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.comm.between import BetweenHosts, lane_count
 from manyhands.comm.comm import Comm
+from manyhands.comm.row_links import RowLinks
 from manyhands.comm.row_table import RowTable
 from manyhands.comm.scheduled import ScheduledComm
 from manyhands.comm.shared import SharedComm
@@ -127,6 +128,14 @@ class World:
         """Rows of so many numbers that some workers show each other in a step; all must ask, in the same order."""
         remote = self._remote(CHANNELS + 1) if self._remote_group is not None else None
         return RowTable(self.host, self.hosts, self.rank, width, remote)
+
+    def row_links(self) -> RowLinks | None:
+        """Rows of matrices to the other hosts, if there are any."""
+        if self._between is None:
+            return None
+        return RowLinks(
+            self.hosts, self.rank, self._between, lambda number: self._remote(CHANNELS + 2 + number)
+        )
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""
