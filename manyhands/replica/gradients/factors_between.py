@@ -104,7 +104,7 @@ class FactorsBetween(Factors):
         self._answered()
         table = self._table.numpy()
         self._before, self._counted = self._counted, table >> 1
-        is_mixed = (table & 1).any(axis=1)
+        is_mixed = np.asarray((table & 1).any(axis=1))
         dense = {index for index in self._taken if is_mixed[self._slots[index]]}
         self._is_mixed |= is_mixed
         for slot, rows in enumerate(self._counted.sum(axis=1).tolist()):
