@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from manyhands.cluster.worker.world import World
+from manyhands.comm import codecs
+from manyhands.comm.codecs import Codec
 from manyhands.comm.comm import Comm
 from manyhands.comm.row_links import RowLinks
 from manyhands.engine.settings import Settings, Training
@@ -20,6 +22,7 @@ from manyhands.errors import UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.flat_model import FlatModel, lay_out_part
+from manyhands.replica.gradients.error_memory import ErrorMemory
 from manyhands.replica.gradients.factors import Factors, linear_weights
 from manyhands.replica.gradients.factors_between import FactorsBetween
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
@@ -99,7 +102,7 @@ def compose(
             session=session,
         )
     else:
-        memory, comm = _memory(part, optimizer, traits, placed.peers)
+        memory, comm = _memory(part, optimizer, traits, placed.peers, codecs.parse(settings.codec))
         home: CommonMemory = placed.peers.host
         if (
             settings.logged
@@ -124,7 +127,9 @@ def _limit(settings: Settings) -> float | None:
     return math.inf if settings.clip_norm is None and settings.skip_nonfinite else settings.clip_norm
 
 
-def _memory(part: Part, optimizer: Optimizer, traits: Traits, peers: World) -> tuple[Memory, Comm]:
+def _memory(
+    part: Part, optimizer: Optimizer, traits: Traits, peers: World, codec: Codec
+) -> tuple[Memory, Comm]:
     """Where the replica's vectors live, and what sums them over the replicas."""
     device = next(part.model.parameters()).device
     on_cpu = device.type == "cpu"
@@ -132,7 +137,7 @@ def _memory(part: Part, optimizer: Optimizer, traits: Traits, peers: World) -> t
         raise UsageError("this strategy averages in the memory of a host: use --device cpu")
     if traits.replica == "shared" and on_cpu and not runs_whole(optimizer):
         shared = SharedMemory if traits.lockstep else LockFreeMemory
-        return shared(peers.host), peers.between_hosts()
+        return shared(peers.host), peers.coded(codec)
     if (traits.topology == "native" and on_cpu) or peers.size == 1:
         comm = peers.comm
     else:
@@ -161,6 +166,11 @@ class _Surroundings:
         return len(self.world.hosts)
 
     @property
+    def codec(self) -> Codec:
+        """By which gradients travel between hosts."""
+        return codecs.parse(self.settings.codec)
+
+    @property
     def logged(self) -> bool:
         return self.settings.logged
 
@@ -174,6 +184,7 @@ class _ReplicaParts:
     log: UndoLog | None
     gradients: GradientsInAdvance
     copies: StepCopies | None
+    errors: ErrorMemory | None
 
 
 def _make(
@@ -204,20 +215,26 @@ def _make(
         flat,
         [span.index % lanes % team.size for span in layout.spans],
         team,
-        factors=_factors(layout, flat.total, team, links),
+        factors=_factors(layout, flat.total, team, links, around.codec),
         scratch=log.scratch if log else None,
     )
     copies = None
     if memory.outlives:
         copies = StepCopies(part.buffers, optimizer, team.allocate, workers=team.size, mine=team.index)
-    return _ReplicaParts(flat, updates, log, gradients, copies)
+    errors = ErrorMemory(layout, team) if around.codec.keeps_error and around.hosts > 1 else None
+    return _ReplicaParts(flat, updates, log, gradients, copies, errors)
 
 
-def _factors(layout: Layout, total: Tensor, team: Team, links: RowLinks | None) -> Factors | None:
+def _factors(
+    layout: Layout, total: Tensor, team: Team, links: RowLinks | None, codec: Codec
+) -> Factors | None:
     """Of the layers that are large enough, if any."""
     if not any(place.factored for place in layout.places):
         return None
-    return FactorsBetween(layout, total, team, links) if links else Factors(layout, total, team)
+    if links is None:
+        return Factors(layout, total, team)
+    many = 1 << 20  # elements, for which a codec's message is about in proportion
+    return FactorsBetween(layout, total, team, links, codec.size_bytes(many) / (4 * many))
 
 
 def _multiply_alike(world: World) -> bool:
@@ -228,7 +245,8 @@ def _multiply_alike(world: World) -> bool:
 def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings) -> Replica:
     lanes = around.placed.peers.lanes if memory.is_shared else 1
     made = _make(part, optimizer, memory, around, lanes)
-    return Replica(made.flat, made.gradients, _path(made, around), lanes=lanes, copies=made.copies)
+    path = _path(made, around)
+    return Replica(made.flat, made.gradients, path, lanes=lanes, copies=made.copies, errors=made.errors)
 
 
 def _path(made: _ReplicaParts, around: _Surroundings) -> UpdatePath:

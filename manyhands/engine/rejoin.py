@@ -259,6 +259,10 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
     have, placed = _who_has(engine.placed, members), engine.placed
     is_whole = have[placed.peers.rank]
     inherit(replica, old if is_whole else None, comm, placed.peers, have)
+    if replica.errors:
+        if replica.leads and old is not None and old.errors:
+            replica.errors.inherit(old.errors, engine.progress.steps_here)
+        placed.peers.host.barrier()
     engine.strategy.regroup(replica, comm, is_new=not is_whole)
 
 

@@ -130,6 +130,7 @@ def _joinable(
         invitation=coordination.invitation,
         command=plan.command,
         strategy=plan.environ.get(local.STRATEGY),
+        codec=plan.environ.get(local.CODEC),
         workers=plan.workers,
         servers=plan.servers,
         most=most,

@@ -26,8 +26,9 @@ from manyhands.replica.memory import Team
 class FactorsBetween(Factors):
     """The factors of one step, of all workers of all hosts."""
 
-    def __init__(self, layout: Layout, total: Tensor, team: Team, links: RowLinks) -> None:
-        self._links = links
+    def __init__(self, layout: Layout, total: Tensor, team: Team, links: RowLinks, density: float) -> None:
+        """A matrix travels in so much of its bytes (`density`), where a codec makes them fewer."""
+        self._links, self._density = links, density
         super().__init__(layout, total, team)
         layers = len(self._slots)
         self._places = {slot: layout.places[index] for index, slot in self._slots.items()}
@@ -50,7 +51,7 @@ class FactorsBetween(Factors):
         return self._links.rank, self._links.size
 
     def _most_rows(self, height: int, width: int) -> int:
-        return 2 * height * width // (height + width)
+        return int(self._density * 2 * height * width / (height + width))
 
     @property
     def is_over(self) -> bool:
@@ -110,7 +111,7 @@ class FactorsBetween(Factors):
         for slot, rows in enumerate(self._counted.sum(axis=1).tolist()):
             if rows:
                 height, width = self._places[slot].shape
-                self._travels[slot] = rows * (height + width) < 2 * height * width
+                self._travels[slot] = rows * (height + width) < self._density * 2 * height * width
             self._travels[slot] &= not self._is_mixed[slot]
         self._taken = [index for index in self._taken if index not in dense]
         return dense
