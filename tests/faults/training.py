@@ -395,6 +395,7 @@ def main() -> None:
         seed=settings.get("seed", 0),
         example=None if digits else data.batch(torch.arange(BATCH), 0),
         save_every=settings.get("save_every", "never"),
+        codec=settings.get("codec"),
     )
     if settings.get("saves"):
         session.resume(settings["saves"])  # from here on it saves there

@@ -64,6 +64,6 @@ class NoCodec(Codec):
 
 def refuse(codec: str, what: str) -> GarbledMessage:
     return GarbledMessage(
-        f"a {codec} message has {what}, which no encoder makes; the memory or the network of a host is faulty, or a "
-        "stranger writes to it"
+        f"a {codec} message has {what}, which no encoder makes; the memory or the network of a host is faulty, or "
+        "another process writes to it"
     )

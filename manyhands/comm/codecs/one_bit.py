@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyhands.comm.codecs.blocks import block_count, in_blocks
 from manyhands.comm.codecs.codec import Codec, refuse
+from manyhands.comm.codecs.even_blocks import block_count, in_blocks
 from manyhands.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from manyhands.comm.codecs.blocks import block_count, in_blocks
 from manyhands.comm.codecs.codec import Codec, refuse
+from manyhands.comm.codecs.even_blocks import block_count, in_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -40,9 +40,7 @@ class ErrorMemory:
 
     def inherit(self, old: "ErrorMemory", made: int) -> None:
         """Take over what this host had left out after so many steps of the generation before."""
-        for span in self._layout.spans:
-            if (newest := old._newest(span, made)) is not None:
-                self._put(span, old._vectors[newest][span.slice])
+        self.become(old.whole(made))  # with other workers, spans are cut elsewhere
 
     def whole(self, made: int) -> Tensor:
         """All that is left after so many steps, as one vector."""
