@@ -86,7 +86,7 @@ def _environ(invite: invites.Invite) -> dict[str, str]:
         local.SIZE: str(invite.workers + invite.servers),
         local.MOST: str(invite.most),
         SERVERS: str(invite.servers),
-        **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
+        **invite.chosen,
     }
 
 
@@ -113,7 +113,7 @@ def _join_from_another_host(
         told = {
             local.INVITATION: invite.invitation.text(),
             **coordination.host_environ(host_agent.host, own),
-            **({local.STRATEGY: invite.strategy} if invite.strategy else {}),
+            **invite.chosen,
         }
         plan = LaunchPlan(
             command=command,

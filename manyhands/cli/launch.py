@@ -151,7 +151,11 @@ def _join(options: argparse.Namespace, command: ScriptCommand, rank_info: RankIn
     admitted_mesh(from_options(options), rank_info.workers, rank_info.servers)
     if options.threads is not None:
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(options.threads))
-    os.environ |= {local.STRATEGY: options.strategy, local.PLACEMENT: options.placement}
+    os.environ |= {
+        local.STRATEGY: options.strategy,
+        local.PLACEMENT: options.placement,
+        local.CODEC: options.codec,
+    }
     if options.out is not None:
         os.environ[local.RUN_DIR] = str(make_directory(options.out))
     from manyhands.cluster.worker import entry

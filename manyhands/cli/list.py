@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-KINDS = ["strategies", "placements", "models", "data"]
+KINDS = ["strategies", "placements", "codecs", "models", "data"]
 MOST_COLUMNS = 110
 
 
@@ -32,7 +32,7 @@ Groups = dict[str, list[Named]]
 def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "list",
-        help="what can be named: strategies, placements, models, data",
+        help="what can be named: strategies, placements, codecs, models, data",
         description="Everything that can be named on the command line and in a spec file.",
         epilog="examples:\n" + "\n".join(f"  manyhands list {kind}" for kind in KINDS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -42,9 +42,14 @@ def add_to(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    groups = {"strategies": _strategies, "placements": _placements, "models": _models, "data": _data}[
-        options.what
-    ]()
+    listed = {
+        "strategies": _strategies,
+        "placements": _placements,
+        "codecs": _codecs,
+        "models": _models,
+        "data": _data,
+    }
+    groups = listed[options.what]()
     width = max(len(one.name) for one in _all(groups))
     if sys.stdout.isatty():
         columns = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
@@ -105,6 +110,12 @@ def _placements() -> Groups:
     from manyhands.placement import PLACEMENTS
 
     return {"placements": [_configurable(name, kind) for name, kind in PLACEMENTS.items()]}
+
+
+def _codecs() -> Groups:
+    from manyhands.comm.codecs import CODECS
+
+    return {"codecs": [_configurable(name, kind) for name, kind in CODECS.items()]}
 
 
 def _configurable(name: str, kind: Any) -> Named:

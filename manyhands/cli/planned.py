@@ -46,7 +46,7 @@ def planned(options: argparse.Namespace, rank_info: RankInfo) -> Plan:
     plan, given = _left_open(plan, given)
     if "workers" in given:
         given["workers"], given["most_workers"] = given["workers"]
-    top = {key: given[key] for key in ("model", "data", "strategy", "placement") if key in given}
+    top = {key: given[key] for key in ("model", "data", "strategy", "placement", "codec") if key in given}
     cluster = {key: given[key] for key in CLUSTER if key in given}
     if rank_info.launcher != "alone":
         rank_info = with_servers(rank_info, cluster.get("servers", plan.cluster.servers or None))

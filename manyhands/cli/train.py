@@ -97,6 +97,9 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--placement", metavar="P", help="a name of `list placements`: how a replica is laid over workers"
     )
+    parser.add_argument(
+        "--codec", metavar="C", help="a name of `list codecs`: how gradients travel between hosts"
+    )
 
 
 def _add_cluster(parser: argparse.ArgumentParser) -> None:

@@ -114,33 +114,42 @@ class BetweenHosts(Comm):
         return wait
 
     def sums(self, replica: Spanned) -> Sums:
-        return _Started(self, replica)
+        return SpanSums(
+            self, replica, lambda span: self.start_lane(replica.gradient(span), replica.lane(span))
+        )
 
 
-class _Started(Sums):
+Begin = Callable[[Any], Callable[[], None]]
+
+
+class SpanSums(Sums):
     """Each span leaves as soon as its host has it; results are taken in the order in which they left, or, where the
     replica is gated, when all have come."""
 
-    def __init__(self, comm: BetweenHosts, replica: Spanned) -> None:
+    def __init__(self, comm: Comm, replica: Spanned, begin: Begin) -> None:
+        """`begin` starts the sum of a span; calling what it returns waits for the result."""
         super().__init__(comm, replica)
+        self._begin = begin
         self._under_way: list[tuple[Any, Callable[[], None]]] = []
         self.start = self._start
 
     def _start(self, span: Any) -> None:
-        assert isinstance(self._comm, BetweenHosts)
-        vector = self._replica.gradient(span)
-        self._under_way.append((span, self._comm.start_lane(vector, self._replica.lane(span))))
+        self._under_way.append((span, self._begin(span)))
 
     def _complete(self) -> Iterator[Any]:
         gated = self._replica.gated
+        for span in self._replica.exchange_factors():
+            self._start(span)
         for span, wait in self._under_way:
             with telemetry.timed("exchange"):
                 wait()
             if not gated:
                 yield span
+        self._replica.await_factors(meet=not gated)
         if gated:
             self._replica.receive()
             yield from (span for span, _ in self._under_way)
+        yield from self._replica.factored
 
 
 def _started(group: Any, vector: Tensor, operation: Any = dist.ReduceOp.SUM) -> Any:

@@ -32,9 +32,28 @@ class Spanned(Protocol):
     @property
     def gated(self) -> bool: ...
 
+    @property
+    def factored(self) -> Iterable[Any]: ...
+
+    @property
+    def errors(self) -> "Errors | None": ...
+
+    def matrices(self, span: Any) -> Sequence[slice]: ...
+
     used: Tensor
+    steps: int
+
+    def exchange_factors(self) -> Iterable[Any]: ...
+
+    def await_factors(self, *, meet: bool) -> None: ...
 
     def receive(self) -> None: ...
+
+
+class Errors(Protocol):
+    """What codecs have left out until now."""
+
+    def of(self, span: Any, made: int) -> tuple[Tensor | None, Tensor]: ...
 
 
 class ServerAccess(Protocol):

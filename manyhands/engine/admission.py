@@ -13,6 +13,7 @@ from manyhands import strategies
 from manyhands.cluster.launchers.rank_info import RankInfo
 from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.cluster.worker.world import World
+from manyhands.comm import codecs
 from manyhands.engine.arguments import admit_arguments, admit_parameters
 from manyhands.engine.settings import Settings, Training
 from manyhands.errors import UsageError
@@ -62,10 +63,38 @@ def admit(settings: Settings, training: Training, world: World | ServerContext) 
     if world.rank_info.workers > 1:
         _admit_limited_rows(training.model, strategy.traits, mesh)
     strategies.admit(strategy, asked)
+    _admit_codec(settings, training, strategy, mesh)
     strategies.admit_copies(strategy, have_hosts=info.address is not None)
     _admit_optimizer(training.optimizer, strategy, settings, mesh)
     _admit_tables(training)
     strategies.admit_model(strategy, [name for name, _ in training.model.named_parameters()])
+
+
+def _admit_codec(
+    settings: Settings, training: Training, strategy: strategies.Strategy, mesh: placements.Mesh
+) -> None:
+    codec, name = codecs.parse(settings.codec), strategies.describe(strategy)
+    params = [param for group in training.optimizer.param_groups for param in group["params"]]
+    device = params[0].device.type if params else "cpu"
+    strategies.admit_codec(codec, strategy, name, members=mesh.members, device=device)
+    if settings.codec == codecs.DEFAULT:
+        return
+    kind = type(training.optimizer).__name__
+    if runs_whole(training.optimizer):
+        raise UsageError(
+            f"--codec {settings.codec} codes the one sum of a host, and {kind} here gives each worker a replica of its "
+            "own; leave --codec out, or use an optimizer that can be divided (docs/optimizers.md)"
+        )
+    if other := {param.dtype for param in params} - {torch.float32}:
+        raise UsageError(
+            f"--codec {settings.codec} codes 32-bit gradients, and the model has parameters of {other.pop()}; leave "
+            "--codec out"
+        )
+    names = ("momentum", "betas", "alpha", "rho")
+    found = (
+        f"{one}={group[one]}" for group in training.optimizer.param_groups for one in names if group.get(one)
+    )
+    strategies.admit_momentum(codec, kind, next(found, ""))
 
 
 def _admit_model(model: nn.Module) -> None:

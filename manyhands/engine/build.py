@@ -10,18 +10,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from manyhands.cluster.worker.world import World
+from manyhands.comm import codecs
+from manyhands.comm.codecs import Codec
 from manyhands.comm.comm import Comm
+from manyhands.comm.row_links import RowLinks
 from manyhands.engine.settings import Settings, Training
 from manyhands.errors import UsageError
 from manyhands.placement.placed import PlacedModel
 from manyhands.replica.barrier_group import BarrierGroup
 from manyhands.replica.flat_model import FlatModel, lay_out_part
+from manyhands.replica.gradients.error_memory import ErrorMemory
 from manyhands.replica.gradients.factors import Factors, large_weights, linear_weights
+from manyhands.replica.gradients.factors_between import FactorsBetween
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
-from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory
+from manyhands.replica.gradients.same_products import sign_of_products
+from manyhands.replica.layout import Layout
+from manyhands.replica.memory import LockFreeMemory, Memory, OpenMemory, PrivateMemory, SharedMemory, Team
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import abilities_of, is_element_wise, runs_whole
 from manyhands.replica.optimizer.clipped_path import ClippedInParts, ClippedPath
@@ -97,7 +105,7 @@ def compose(
             session=session,
         )
     else:
-        memory, comm = _memory(part, optimizer, traits, placed.peers)
+        memory, comm = _memory(part, optimizer, traits, placed.peers, codecs.parse(settings.codec))
         home: CommonMemory = placed.peers.host
         if settings.logged and part.spread and traits.logs_parts(placed.mesh.replicas):
             place = PartPlace(world.host.arena.fd, session, placed.part_number)
@@ -114,7 +122,9 @@ def _limit(settings: Settings) -> float | None:
     return math.inf if settings.clip_norm is None and settings.skip_nonfinite else settings.clip_norm
 
 
-def _memory(part: Part, optimizer: Optimizer, traits: Traits, peers: World) -> tuple[Memory, Comm]:
+def _memory(
+    part: Part, optimizer: Optimizer, traits: Traits, peers: World, codec: Codec
+) -> tuple[Memory, Comm]:
     """Where the replica's vectors live, and what sums them over the replicas."""
     device = next(part.model.parameters()).device
     on_cpu = device.type == "cpu"
@@ -122,7 +132,7 @@ def _memory(part: Part, optimizer: Optimizer, traits: Traits, peers: World) -> t
         raise UsageError("this strategy averages in the memory of a host: use --device cpu")
     if traits.replica == "shared" and on_cpu and not runs_whole(optimizer):
         shared = SharedMemory if traits.lockstep else LockFreeMemory
-        return shared(peers.host), peers.between_hosts()
+        return shared(peers.host), peers.coded(codec)
     if (traits.topology == "native" and on_cpu) or peers.size == 1:
         comm = peers.comm
     else:
@@ -151,6 +161,11 @@ class _Surroundings:
         return len(self.world.hosts)
 
     @property
+    def codec(self) -> Codec:
+        """By which gradients travel between hosts."""
+        return codecs.parse(self.settings.codec)
+
+    @property
     def logged(self) -> bool:
         return self.settings.logged
 
@@ -164,6 +179,7 @@ class _ReplicaParts:
     log: UndoLog | None
     gradients: GradientsInAdvance
     copies: StepCopies | None
+    errors: ErrorMemory | None
 
 
 def _make(
@@ -171,8 +187,11 @@ def _make(
 ) -> _ReplicaParts:
     """Flat vectors, the optimizer on their spans, the sum of gradients: always asking for memory in this order."""
     team = memory.team
-    # Gradients as factors: for workers that add them up, and where they are not wanted as they come.
+    links = around.placed.peers.row_links() if memory.steps_together and not part.spread else None
+    # Gradients as factors: for workers that add them up, and where they are not wanted as they come. Between hosts they
+    # are fewer bytes; all hosts must make the same bits of them.
     takes_factors = around.hosts == 1 and team.size > 1 and around.clip_norm is None and not part.spread
+    takes_factors |= links is not None and _multiply_alike(around.world)
     factored = linear_weights(part.model) if takes_factors else ()
     layout = lay_out_part(part, optimizer, lanes=lanes, factored=factored)
     flat = FlatModel(part, optimizer, memory, layout)
@@ -194,20 +213,39 @@ def _make(
         flat,
         [span.index % lanes % team.size for span in layout.spans],
         team,
-        factors=Factors(layout, flat.total, team) if any(place.factored for place in layout.places) else None,
+        factors=_factors(layout, flat.total, team, links, around.codec),
         made_in_place=large_weights(flat.model, flat.parameters) if is_lone else (),
         scratch=log.scratch if log else None,
     )
     copies = None
     if memory.outlives:
         copies = StepCopies(part.buffers, optimizer, team.allocate, workers=team.size, mine=team.index)
-    return _ReplicaParts(flat, updates, log, gradients, copies)
+    errors = ErrorMemory(layout, team) if around.codec.keeps_error and around.hosts > 1 else None
+    return _ReplicaParts(flat, updates, log, gradients, copies, errors)
+
+
+def _factors(
+    layout: Layout, total: Tensor, team: Team, links: RowLinks | None, codec: Codec
+) -> Factors | None:
+    """Of the layers that are large enough, if any."""
+    if not any(place.factored for place in layout.places):
+        return None
+    if links is None:
+        return Factors(layout, total, team)
+    many = 1 << 20  # elements, for which a codec's message is about in proportion
+    return FactorsBetween(layout, total, team, links, codec.size_bytes(many) / (4 * many))
+
+
+def _multiply_alike(world: World) -> bool:
+    """Whether all workers make the same bits of the same factors."""
+    return len({row[0] for row in world.exchange([float(sign_of_products())])}) == 1
 
 
 def _replica(part: Part, optimizer: Optimizer, memory: Memory, around: _Surroundings) -> Replica:
     lanes = around.placed.peers.lanes if memory.is_shared else 1
     made = _make(part, optimizer, memory, around, lanes)
-    return Replica(made.flat, made.gradients, _path(made, around), lanes=lanes, copies=made.copies)
+    path = _path(made, around)
+    return Replica(made.flat, made.gradients, path, lanes=lanes, copies=made.copies, errors=made.errors)
 
 
 def _path(made: _ReplicaParts, around: _Surroundings) -> UpdatePath:

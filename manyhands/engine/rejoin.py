@@ -290,6 +290,10 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
         replica.eval_batch = (
             None  # a worker that has taken a part over has none, and its replica evaluates together
         )
+    if replica.errors:
+        if replica.leads and old is not None and old.errors:
+            replica.errors.inherit(old.errors, engine.progress.steps_here)
+        placed.peers.host.barrier()
     engine.strategy.regroup(replica, comm, is_new=not is_whole)
 
 

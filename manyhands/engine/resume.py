@@ -14,7 +14,7 @@ from manyhands.checkpoint import index
 from manyhands.checkpoint.background_write import wait_for
 from manyhands.checkpoint.manifest import MANIFEST
 from manyhands.data.ledger import Ranges
-from manyhands.engine import random_state
+from manyhands.engine import coded_errors, random_state
 from manyhands.engine.engine import Engine
 from manyhands.engine.feed_record import FeedRecord
 from manyhands.engine.snapshot import adopt, from_record
@@ -123,6 +123,7 @@ def _load_replica(engine: Engine, tensors: dict[str, Tensor], record: dict[str, 
             own_states = record["apart"].get(str(peers.rank), states)
         tensors, own = placed.parts(tensors), placed.parts(own)
         distribute(replica, engine.comm, peers, tensors, states, own, own_states)
+        coded_errors.distribute(engine, tensors)
     if engine.served:
         return
     whole = record["whole_optimizer"]

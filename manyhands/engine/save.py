@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyhands import placement, strategies
 from manyhands.cluster.worker.world import World
-from manyhands.engine import random_state
+from manyhands.engine import coded_errors, random_state
 from manyhands.engine.engine import Engine
 from manyhands.engine.snapshot import to_record
 from manyhands.errors import Diverged
@@ -25,6 +25,7 @@ def save(engine: Engine, directory: Path, extra: dict[str, Any], keep: int) -> N
     world, placed, training = engine.world, engine.placed, engine.training
     _only_numbers(engine)
     own, model, states = placed.whole(engine.replica, *collect(engine))
+    own |= coded_errors.collect(engine)
     apart: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     if placed.leads and not engine.served and not owners_differ(engine.replica):

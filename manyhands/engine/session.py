@@ -19,6 +19,7 @@ from manyhands.cluster.worker import leaving
 from manyhands.cluster.worker.member import Member
 from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.cluster.worker.world import World
+from manyhands.comm import codecs
 from manyhands.engine import (
     arguments,
     evaluate,
@@ -68,6 +69,7 @@ def session(
     keep: int = 3,
     strategy: str | None = None,
     placement: str | None = None,
+    codec: str | None = None,
     example: Any = None,
     samples: Callable[[Any], int] | None = None,
 ) -> "Session":
@@ -92,6 +94,7 @@ def session(
         keep: How many checkpoints remain, the newest ones.
         strategy: For a script that insists on one; normally the launcher chooses.
         placement: The same for a placement.
+        codec: The same for a codec, by which gradients travel between hosts.
         example: A batch by which a placement divides the model at once. Without it the model stays undivided until the
             first step or evaluation, and the session cannot save before.
         samples: `samples(batch)` is the number of samples of a batch, where that is not its first dimension.
@@ -101,6 +104,7 @@ def session(
         random_seed=torch.initial_seed() if alone else None,
         strategy=strategy or os.environ.get(local.STRATEGY) or strategies.DEFAULT,
         placement=placement or os.environ.get(local.PLACEMENT) or placements.DEFAULT,
+        codec=codec or os.environ.get(local.CODEC) or codecs.DEFAULT,
         example=example,
         samples=samples,
         clip_norm=clip_norm,

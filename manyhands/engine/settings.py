@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from manyhands import placement, strategies
 from manyhands.checkpoint.publish import KEEP
+from manyhands.comm import codecs
 from manyhands.engine import intervals
 from manyhands.replica.part import Loss
 
@@ -30,6 +31,7 @@ class Settings:
 
     strategy: str = strategies.DEFAULT
     placement: str = placement.DEFAULT
+    codec: str = codecs.DEFAULT
     example: Any = None
     """A batch on which a placement may measure the model."""
     samples: Callable[[Any], int] | None = None

@@ -92,6 +92,7 @@ def _begin(plan: Plan) -> tuple[data.Data, Session, LambdaLR | None]:
         keep=plan.train.keep,
         strategy=plan.strategy,
         placement=plan.placement,
+        codec=plan.codec,
     )
     return samples, session, scheduler
 

@@ -15,6 +15,7 @@ from manyhands import placement as placements
 from manyhands import spec, strategies
 from manyhands.checkpoint.publish import KEEP
 from manyhands.cluster.launchers.addresses import parse_hosts
+from manyhands.comm import codecs
 from manyhands.engine import intervals
 from manyhands.errors import UnknownName, UsageError, did_you_mean
 from manyhands.foreign.regular import not_through_links, read_small
@@ -93,6 +94,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     data: str = "digits"
     strategy: str = strategies.DEFAULT
     placement: str = placements.DEFAULT
+    codec: str = codecs.DEFAULT
     cluster: Cluster = Cluster()
     train: Train = Train()
     auto: list[str] = []
@@ -155,6 +157,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         placements.admit(placements.parse(self.placement), mesh, strategy, asked)
         strategies.admit(strategy, asked)
+        self._check_codec(strategy, mesh)
+
+    def _check_codec(self, strategy: strategies.Strategy, mesh: placements.Mesh) -> None:
+        codec = codecs.parse(self.codec)
+        name = strategies.describe(strategy)
+        strategies.admit_codec(codec, strategy, name, members=mesh.members, device=self.cluster.device)
+        if codec.is_sparse:
+            text = self.on_fair_terms()[0].train.optimizer or ""
+            optimizer, _, settings = spec.split(text)
+            has_momentum = optimizer != "sgd" or float(settings.get("momentum", 0)) != 0
+            strategies.admit_momentum(codec, optimizer, "momentum" if has_momentum else "")
 
     @property
     def batch(self) -> int:
@@ -204,7 +217,7 @@ def read(path: Path) -> Plan:
     for section, kind in _SECTIONS.items():
         if section in words:
             _check_section(words[section], kind, f"{path}: [{section}]")
-    for section in ("model", "data", "strategy", "placement"):
+    for section in ("model", "data", "strategy", "placement", "codec"):
         if isinstance(words.get(section), Mapping):
             words[section] = _text(words[section], f"{path}: [{section}]")
         elif not isinstance(words.get(section, ""), str):

@@ -20,6 +20,7 @@ from manyhands.errors import ManyhandsError, UsageError
 # What a link may send at once after a pause, as the time it takes to earn it. With less, a link falls behind its rate
 # whenever a busy processor serves it late; with more, short transfers would not notice the limit.
 BUCKET_S = 0.01
+INTERFACE = "eth0"  # the name that each host has for its own
 _MOST_HOSTS = 250
 _serial = itertools.count()
 
@@ -78,7 +79,7 @@ class EmulatedHosts:
 
     def interface(self, host: int) -> str:
         """The name that the host itself has for its network interface."""
-        return "eth0"
+        return INTERFACE
 
     def cut(self, host: int) -> None:
         """Pull the host's cable: it keeps its address, and no message reaches it."""

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from manyhands import placement, strategies
 from manyhands.cluster.launcher.blame import Outcome
 from manyhands.cluster.launchers import local
+from manyhands.comm import codecs
 from manyhands.errors import UnknownName, UsageError
 from manyhands.launching.run import (
     AUTO,
@@ -39,6 +40,10 @@ class LaunchSettings:
 
     strategy: str = field(default=strategies.DEFAULT, metadata=_said(str, "S", "a name of `list strategies`"))
     placement: str = field(default=placement.DEFAULT, metadata=_said(str, "P", "a name of `list placements`"))
+    codec: str = field(
+        default=codecs.DEFAULT,
+        metadata=_said(str, "C", "a name of `list codecs`, for gradients between hosts"),
+    )
     workers: tuple[int, int] | None = field(
         default=None, metadata=_said(worker_range, "N", "processes (default 2); 2:6 lets others join up to 6")
     )
@@ -103,6 +108,8 @@ def admitted_mesh(settings: LaunchSettings, workers: int, servers: int) -> place
     asked = strategies.Asked(workers=mesh.replicas, servers=servers)
     placement.admit(placed, mesh, strategy, asked)
     strategies.admit(strategy, asked)
+    codec, name = codecs.parse(settings.codec), strategies.describe(strategy)
+    strategies.admit_codec(codec, strategy, name, members=mesh.members)
     return mesh
 
 
@@ -136,7 +143,11 @@ def launch(
             servers=servers,
             pass_output=True,
             debug=debug,
-            environ={local.STRATEGY: settings.strategy, local.PLACEMENT: settings.placement},
+            environ={
+                local.STRATEGY: settings.strategy,
+                local.PLACEMENT: settings.placement,
+                local.CODEC: settings.codec,
+            },
             stream=stream or sys.stderr,
         )
         at_end(out, outcome)

@@ -114,6 +114,19 @@ def lay_out(shapes: Sequence[Shape], *, span_elements: int, lanes: int, matrix_s
     return Layout(places=tuple(places), spans=tuple(_cut(places, at, limit, lanes, matrix_spans)), length=at)
 
 
+SMALLEST_CODED = 1024  # elements: what a codec does to fewer is not worth its bytes
+
+
+def coded_pieces(layout: Layout, span: Span) -> list[slice]:
+    """The elements of a span, counted from its beginning, that a codec may code: those of large tensors. Biases and
+    norms, of one dimension, are few, and much depends on each."""
+    return [
+        slice(max(place.start, span.start) - span.start, min(place.stop, span.stop) - span.start)
+        for place in (layout.places[index] for index in span.places)
+        if len(place.shape) > 1 and place.stop - place.start >= SMALLEST_CODED
+    ]
+
+
 def table_rows(layout: Layout) -> list[slice]:
     """By span: where the numbers of its places are in a table with a row for each place of each span."""
     found, at = [], 0

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from manyhands.replica.flat_model import FlatModel
+from manyhands.replica.gradients.error_memory import ErrorMemory
+from manyhands.replica.gradients.hooks import OnReady
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
-from manyhands.replica.gradients.summing import OnReady
 from manyhands.replica.gradients.tables import Tables
-from manyhands.replica.layout import Span
+from manyhands.replica.layout import Span, coded_pieces
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import abilities_of, needs_closure, runs_whole
 from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
@@ -39,8 +40,9 @@ class Replica:
         *,
         lanes: int,
         copies: StepCopies | None = None,
+        errors: ErrorMemory | None = None,
     ) -> None:
-        """`copies` outlive this worker, as its `memory` does."""
+        """`copies` outlive this worker, as its `memory` does; `errors` are what a codec leaves out of gradients."""
         self.flat = flat
         self.model, self.part, self.optimizer = flat.model, flat.part, flat.optimizer
         self.memory = flat.memory
@@ -58,7 +60,7 @@ class Replica:
         self.own_numbers = abilities_of(self.optimizer).own_numbers
         self.kept = StrategyState()
         self.eval_batch: Share | None = None  # what a strategy has at hand for evaluating models
-        self._gradients, self._copies = gradients, copies
+        self._gradients, self._copies, self.errors = gradients, copies, errors
         self.used = gradients.all_used
         if self.memory.fills and not self.is_served and not self.runs_whole:
             self.updates.take_over(self.owned, flat.given_states(flat.optimizer.state))
@@ -162,6 +164,10 @@ class Replica:
         self._gradients.complete(span)
         return self._gradients.total[span.slice]
 
+    def matrices(self, span: Span) -> Sequence[slice]:
+        """Which elements of a span belong to matrices, or to tensors of more dimensions, and not to small ones."""
+        return coded_pieces(self.layout, span)
+
     def stretch(self, first: Span, last: Span) -> Tensor:
         """The sum over the workers of this replica from one span to another; all between are complete."""
         return self._gradients.total[first.start : last.stop]
@@ -172,6 +178,21 @@ class Replica:
             self.path.apply_all(self.owned)
         else:
             self.path.apply(span)
+
+    def exchange_factors(self) -> Sequence[Span]:
+        """Behind the sum over this host: the factors of large linear layers go to the other hosts, except those of
+        these owned spans, which have to go as they are."""
+        return self._gradients.exchange_factors()
+
+    def await_factors(self, *, meet: bool) -> None:
+        """Return when this worker has received its part of the other hosts' factors; to `meet`: when all workers of
+        the host have theirs."""
+        self._gradients.await_factors(meet=meet)
+
+    @property
+    def factored(self) -> Sequence[Span]:
+        """The owned spans whose sum over all hosts comes as factors in this step."""
+        return self._gradients.factored
 
     def receive(self) -> None:
         """The sums of all hosts are here for the spans that this worker owns."""

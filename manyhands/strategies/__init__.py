@@ -8,6 +8,7 @@ from manyhands.strategies import layers
 from manyhands.strategies.ad_psgd import ADPSGD
 from manyhands.strategies.all_reduce import AllReduce
 from manyhands.strategies.block_momentum import BlockMomentum
+from manyhands.strategies.coding import admit_codec, admit_momentum
 from manyhands.strategies.diloco import DiLoCo
 from manyhands.strategies.double_buffer import DoubleBuffer
 from manyhands.strategies.downpour import Downpour
@@ -36,7 +37,9 @@ __all__ = [
     "Traits",
     "Tuning",
     "admit",
+    "admit_codec",
     "admit_model",
+    "admit_momentum",
     "describe",
     "parse",
     "tuning",

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from manyhands.lab import emulated_hosts
 from tests.faults import checks, harness, on_hosts
@@ -38,6 +39,25 @@ def test_a_worker_dies_in_the_middle_of_an_update_by_an_optimizer_that_nobody_kn
     assert {"kind": "fault", "step": fault.when, "fault": "update"} in ran.logs[fault.who]
     check(ran, [], 2)
     checks.one_history(ran, "Own", lr=0.01)
+
+
+def test_deaths_while_factors_travel(tmp_path: Path) -> None:
+    """Without a pause: most of a step is the exchange."""
+    faults = [Fault((0, 1), 0.3), Fault((1, 0), 1.7)]
+    ran = on_hosts.run(tmp_path, (2, 2), faults, optimizer="Wide", lr=0.01)
+    check(ran, faults, 2)
+    checks.one_history(ran, "Wide", lr=0.01)
+
+
+def test_deaths_while_sums_are_coded(tmp_path: Path) -> None:
+    """What was left out goes on with the survivors of a host; nothing is lost but what a dead host had left out."""
+    faults = [Fault((0, 1), 0.3), Fault((1, 0), 1.7)]
+    ran = on_hosts.run(tmp_path, (2, 2), faults, optimizer="Wide", lr=0.01, codec="int8", pause_s=0.05)
+    check(ran, faults, 2)
+    first, *others = (ran.parameters(number) for number in ran.ends)
+    assert all(torch.equal(first, other) for other in others), "hosts have different bits"
+    together = harness.alone(ran.committed(), optimizer="Wide", lr=0.01)
+    assert float((first - together).norm() / together.norm()) < 0.005
 
 
 def test_parameters_of_several_types_are_each_workers_own(tmp_path: Path) -> None:

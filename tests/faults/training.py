@@ -128,6 +128,12 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Module:
     return made.to(dtype)
 
 
+def wide() -> nn.Module:
+    """Has a layer so large that its gradients are kept, and travel between hosts, as factors."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 736), nn.Tanh(), nn.Linear(736, 736), nn.Tanh(), nn.Linear(736, 4))
+
+
 class Cast(nn.Module):
     """To another type, between layers."""
 
@@ -141,6 +147,8 @@ class Cast(nn.Module):
 
 def net_of(optimizer: str) -> nn.Module:
     """What the runs with this optimizer train."""
+    if optimizer == "Wide":
+        return wide()
     made = net(precision(optimizer))
     if optimizer != "Mixed":
         return made
@@ -162,7 +170,7 @@ def values(model: nn.Module) -> Tensor:
 
 
 def optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    if name in ("momentum", "Mixed"):
+    if name in ("momentum", "Mixed", "Wide"):
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if name == "plain":
         return torch.optim.SGD(model.parameters(), lr=lr)
@@ -387,6 +395,7 @@ def main() -> None:
         seed=settings.get("seed", 0),
         example=None if digits else data.batch(torch.arange(BATCH), 0),
         save_every=settings.get("save_every", "never"),
+        codec=settings.get("codec"),
     )
     if settings.get("saves"):
         session.resume(settings["saves"])  # from here on it saves there

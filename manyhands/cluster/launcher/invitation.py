@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from manyhands.cluster.coordinator.control import Invitation
+from manyhands.cluster.launchers import local
 from manyhands.cluster.launchers.host_identity import host_identity
 from manyhands.comm.transports import peer_user
 from manyhands.errors import UsageError
@@ -40,6 +41,13 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
     memory_fd: Count
     mark: str
     """Of the launcher's host."""
+    codec: Word | None = None
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """The variables by which the launcher's choices reach a script."""
+        given = {local.STRATEGY: self.strategy, local.CODEC: self.codec}
+        return {name: value for name, value in given.items() if value}
 
     @property
     def takes_hosts(self) -> bool:

@@ -159,6 +159,7 @@ def _joinable(
         invitation=coordination.invitation,
         command=plan.command,
         strategy=plan.environ.get(local.STRATEGY),
+        codec=plan.environ.get(local.CODEC),
         workers=plan.workers,
         servers=plan.servers,
         most=most,

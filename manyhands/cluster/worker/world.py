@@ -20,8 +20,11 @@ from manyhands.cluster.worker.rendezvous import (
     store_in_memory,
 )
 from manyhands.cluster.worker.server_context import ServerContext
-from manyhands.comm.between import BetweenHosts, lane_count
+from manyhands.comm.between import BetweenHosts, lane_count, lane_ranks
+from manyhands.comm.codecs.codec import Codec, NoCodec
+from manyhands.comm.coded import CodedHosts
 from manyhands.comm.comm import Comm
+from manyhands.comm.row_links import RowLinks
 from manyhands.comm.row_table import RowTable
 from manyhands.comm.scheduled import ScheduledComm
 from manyhands.comm.shared import SharedComm
@@ -32,8 +35,10 @@ from manyhands.comm.transports.host import Host
 from manyhands.comm.transports.mailbox import SLOT_BYTES, SLOTS, MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
+from manyhands.comm.two_shots import FIRST, SECOND, CodedLane
 
 CHANNELS = 2  # of a schedule over a network
+CODED = 1 << 20  # the first channel of coded sums, far from those of rows, of which each layer has two
 GENERATION_BYTES = 1 << 47  # of a host's memory, which is sparse: what generations hand out does not meet
 
 
@@ -127,6 +132,24 @@ class World:
         """Rows of so many numbers that some workers show each other in a step; all must ask, in the same order."""
         remote = self._remote(CHANNELS + 1) if self._remote_group is not None else None
         return RowTable(self.host, self.hosts, self.rank, width, remote)
+
+    def row_links(self) -> RowLinks | None:
+        """Rows of matrices to the other hosts, if there are any."""
+        if self._between is None:
+            return None
+        return RowLinks(
+            self.hosts, self.rank, self._between, lambda number: self._remote(CHANNELS + 2 + number)
+        )
+
+    def coded(self, codec: Codec) -> Comm:
+        """The comm of replicas that are shared by the workers of a host, with gradients between hosts coded."""
+        if self._between is None or isinstance(codec, NoCodec):
+            return self.between_hosts()
+        lanes = {}
+        for lane in self._between.mine():
+            shots = [self._remote(CODED + 2 * lane + shot) for shot in (FIRST, SECOND)]
+            lanes[lane] = CodedLane(lane_ranks(self.hosts, lane), self._between.rank, shots)
+        return CodedHosts(self._between, codec, lanes)
 
     def between_devices(self) -> Comm:
         """The comm of replicas that live on GPUs, one per worker: NCCL, also inside a host."""

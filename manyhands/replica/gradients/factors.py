@@ -3,10 +3,11 @@
 A linear layer y = W x has the gradient  dW = Σ dyᵀ x  over the rows of a batch: two thin matrices say the same as the
 large one. Workers of a host put their factors where all see them, and the owner of some rows of W makes the sum over
 all workers of just these rows, while they are in its cache, right before it updates them. The large matrix is
-never written, nor added up (sufficient factors: Xie et al. 2014; Poseidon, Zhang et al. 2017).
+never written, nor added up (sufficient factors: Xie et al. 2014; Poseidon, Zhang et al. 2017). Between hosts the
+factors travel in its place (`factors_between.py`).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,33 +38,46 @@ class Factors:
     """The factors of one step, of all workers of a host; what does not fit goes to `total` as a matrix."""
 
     def __init__(self, layout: Layout, total: Tensor, team: Team) -> None:
+        self._mine = team.index
+        self._set, sets = self._sets(team)  # where this worker's factors are, among how many
         self._layout = layout
         self._total = total
-        self._mine, self._workers = team.index, team.size
         self._slots: dict[int, int] = {}
         self._inputs: list[Tensor] = []  # by slot: workers × rows × features
         self._outputs: list[Tensor] = []
         for index, place in enumerate(layout.places):
             if place.factored:
                 height, width = place.shape
-                # More rows than that, and the matrix itself would be less to write.
-                capacity = height * width // (2 * self._workers * (height + width))
+                capacity = self._most_rows(height, width) // sets
                 self._slots[index] = len(self._slots)
                 for side, features in ((self._inputs, width), (self._outputs, height)):
-                    length = self._workers * capacity * features
-                    side.append(team.allocate(length, total.dtype).view(self._workers, capacity, features))
+                    length = sets * capacity * features
+                    side.append(team.allocate(length, total.dtype).view(sets, capacity, features))
         # Per layer and worker: how many rows there are in this step, and whether there is more in `total`.
-        shape = (len(self._slots), self._workers)
+        shape = (len(self._slots), team.size)
         self._rows = team.allocate(shape[0] * shape[1], torch.int64).view(shape).numpy()
         self._overflowed = team.allocate(shape[0] * shape[1], torch.uint8).view(shape).numpy()
         self._overflow: dict[int, Tensor] = {}
+
+    def _sets(self, team: Team) -> tuple[int, int]:
+        return team.index, team.size
+
+    def _most_rows(self, height: int, width: int) -> int:
+        """Of all workers together: with more rows than that, the matrix itself would be less to write."""
+        return height * width // (2 * (height + width))
 
     @property
     def layers(self) -> Collection[int]:
         """The parameters whose gradients may come as factors."""
         return self._slots.keys()
 
-    def begin(self) -> None:
+    def taken(self, *, streams: bool) -> Mapping[int, "Factors"]:
+        """The parameters whose gradients come as factors in this step; those that `stream` to other hosts while the
+        backward pass goes on are added up as they come."""
+        return {} if streams else dict.fromkeys(self._slots, self)
+
+    def begin(self, taken: Collection[int]) -> None:
+        """A step begins, in which gradients of these parameters come as factors."""
         self._rows[:, self._mine] = 0
         self._overflowed[:, self._mine] = 0
         self._overflow.clear()
@@ -80,9 +94,15 @@ class Factors:
         if last > self._inputs[slot].shape[1]:
             self.overflow(index, outputs.t() @ inputs)
             return
-        self._inputs[slot][self._mine, first:last].copy_(inputs)
-        self._outputs[slot][self._mine, first:last].copy_(outputs)
+        self._inputs[slot][self._set, first:last].copy_(inputs)
+        self._outputs[slot][self._set, first:last].copy_(outputs)
         self._rows[slot, self._mine] = last
+
+    def made(self, index: int, rows: int) -> None:
+        """So many rows of a layer became a matrix, because its gradient does not come as factors in this step."""
+
+    def arrive(self, index: int) -> None:
+        """This worker has all its rows of a layer."""
 
     def overflow(self, index: int, gradient: Tensor) -> None:
         """A part of a gradient that is not there as factors."""
@@ -116,10 +136,10 @@ class Factors:
         begun = bool(self._overflowed[slot].any())
         if begun:
             rows.copy_(self._total[span.start : span.start + rows.numel()].view_as(rows))
-        for worker, count in enumerate(self._rows[slot].tolist()):
+        for at, count in self._counts(slot):
             if count:
-                left = self._outputs[slot][worker, :count, top:bottom].t()
-                right = self._inputs[slot][worker, :count]
+                left = self._outputs[slot][at, :count, top:bottom].t()
+                right = self._inputs[slot][at, :count]
                 if begun:
                     rows.addmm_(left, right)
                 else:
@@ -128,6 +148,10 @@ class Factors:
         if not begun:
             rows.zero_()
         return into
+
+    def _counts(self, slot: int) -> Iterable[tuple[int, int]]:
+        """Where factors of a layer are, and how many rows, in the order of workers."""
+        return enumerate(self._rows[slot].tolist())
 
 
 Make = Callable[[int, Tensor, Tensor], Tensor | None]

@@ -1,10 +1,18 @@
-"""What autograd calls when a parameter's gradient is complete."""
+"""What autograd calls when a parameter's gradient is complete, and the sum when a span is."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from torch import nn
+
+from manyhands.replica.layout import Span
+
+OnReady = Callable[[Span], None]
+
+
+def for_none(span: Span) -> None:
+    """In place of `on_ready`: all of the sum is to be there, and no span leaves."""
 
 
 class GradientHooks:

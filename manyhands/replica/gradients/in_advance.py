@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from manyhands.replica.gradients.summing import Gradients
+from manyhands.replica.gradients.hooks import for_none
+from manyhands.replica.gradients.of_all_hosts import GradientsOfHosts
 
 
-class GradientsInAdvance(Gradients):
+class GradientsInAdvance(GradientsOfHosts):
     """One step's gradients, of which the sum may be there before the step."""
 
     def wait_for_none(self) -> None:
@@ -24,7 +25,7 @@ class GradientsInAdvance(Gradients):
     def gather(self, gradients: Sequence[Tensor | None], weight: float) -> None:
         """Make the sum, to which this worker brings these times `weight`; they stay as they are."""
         self._sums_besides += 1  # no step has come to the gate
-        self._begin(_no_one_waits)  # so that all of the sum is there for all to see
+        self._begin(for_none)  # so that all of the sum is there for all to see
         self._weight = weight
         try:
             for index, gradient in enumerate(gradients):
@@ -48,7 +49,7 @@ class GradientsInAdvance(Gradients):
 
     def put(self, gradients: Sequence[Tensor | None]) -> None:
         """A sum that every worker has already: each brings what it owns of it."""
-        self.begin(_no_one_waits)
+        self.begin(for_none)
         for index, gradient in enumerate(gradients):
             self.arrived[index] = gradient is not None
             flat = None if gradient is None else self._flat(index, gradient.detach())
@@ -61,7 +62,3 @@ class GradientsInAdvance(Gradients):
             self._completed[span.index] = 1
         self._used.note(self.arrived)
         self._meet()
-
-
-def _no_one_waits(span: object) -> None:
-    pass

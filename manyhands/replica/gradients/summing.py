@@ -7,7 +7,7 @@ come. What the owner adds stays where autograd left it until the span is updated
 With an undo log it is added earlier: at the gate the sum is complete, for all to see.
 """
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -17,16 +17,14 @@ from manyhands import telemetry
 from manyhands.errors import UsageError
 from manyhands.replica.flat_model import FlatModel
 from manyhands.replica.gradients.factors import Factors, LinearLayers
-from manyhands.replica.gradients.hooks import GradientHooks
+from manyhands.replica.gradients.hooks import GradientHooks, OnReady, for_none
 from manyhands.replica.gradients.tables import Tables
-from manyhands.replica.gradients.turns import Turns
+from manyhands.replica.gradients.turns import Turns, size_bytes
 from manyhands.replica.gradients.used_flags import UsedFlags
 from manyhands.replica.layout import Span
 from manyhands.replica.memory import Team
 
 KEPT_BYTES = 1 << 27  # per host: what its workers may keep of gradients for the owners' late additions
-
-OnReady = Callable[[Span], None]
 
 
 class Gradients:
@@ -89,15 +87,16 @@ class Gradients:
         self._given.clear()
         self._on_ready = on_ready
         if self._factors:
-            # Spans that leave before the others' backward passes have ended are added up as they come.
-            self._factored = {} if on_ready else dict.fromkeys(self._factors.layers, self._factors)
-            self._factors.begin()
+            streams = on_ready is not None
+            self._factored = {} if on_ready is for_none else self._factors.taken(streams=streams)
+            self._factors.begin(self._factored)
         self._adds_early = on_ready is not None or self._before_gate
         self._all_here = False
         self._private_bytes = 0
         self._turn = self._next_own = 0  # the turn to take, and parameter whose owned pieces are to be added
         self._completed = bytearray(len(self._layout.spans))
-        self._to_announce = list(self.owned) if on_ready else []
+        announced = (span for span in self.owned if span.places[0] not in self._factored)
+        self._to_announce = list(announced) if on_ready else []
 
     def watched(self) -> AbstractContextManager[object]:
         """While the gradients of large linear layers are taken as factors, or made where they are wanted."""
@@ -119,6 +118,8 @@ class Gradients:
             if self._is_last:
                 self.arrive(index, None)
             return None
+        if self._passes_back and self._factors:
+            self._factors.made(index, len(inputs))
         if not self._passes_back or self._factors or index in self._given:
             return outputs.t() @ inputs
         self._given.add(index)  # once in a step
@@ -142,6 +143,8 @@ class Gradients:
             self.arrived[index] = 1
             if grad is not None:
                 factors.overflow(index, grad)
+            else:
+                factors.arrive(index)
             self._take_turns()
             return
         if grad is None:
@@ -152,7 +155,7 @@ class Gradients:
         self.arrived[index] = 1
         grad = self._flat(index, grad)
         self._private[index] = grad
-        self._private_bytes += _size_bytes(grad)
+        self._private_bytes += size_bytes(grad)
         self._take_turns()
         if self._adds_early or self._private_bytes > self._kept_limit:
             self._add_own()
@@ -207,12 +210,13 @@ class Gradients:
     def _meet(self) -> None:
         """The gate: return when every worker has come as far."""
         self._steps_done += self._turn_count + 1
-        if self._progress:
-            if self._factors and self._factors.overflows:
+        if self._factors and self._factors.overflows:
+            if self._progress:
                 with telemetry.timed("wait"):
                     for peer in range(self._index):
                         self._progress.wait_for(peer, self._steps_done)
-                self._factors.flush()
+            self._factors.flush()
+        if self._progress:
             self._progress.publish(self._steps_done)
             with telemetry.timed("wait"):
                 self._progress.wait(self._steps_done)
@@ -393,8 +397,4 @@ class Gradients:
     def _drop(self, index: int) -> None:
         grad, self._private[index] = self._private[index], None
         if grad is not None:
-            self._private_bytes -= _size_bytes(grad)
-
-
-def _size_bytes(grad: Tensor) -> int:
-    return grad.values().nbytes if grad.is_sparse else grad.nbytes
+            self._private_bytes -= size_bytes(grad)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manyhands.replica.flat_model import FlatModel
-from manyhands.replica.gradients.summing import Gradients
+from manyhands.replica.gradients.of_all_hosts import GradientsOfHosts
 from manyhands.replica.layout import Span
 from manyhands.replica.memory import Team
 from manyhands.replica.optimizer.updates import Evaluate, Factor, UpdatePath, unlimited
@@ -46,13 +46,14 @@ class ClippedPath(UpdatePath):
         inner: UpdatePath,
         limit: float,
         flat: FlatModel,
-        gradients: Gradients,
+        gradients: GradientsOfHosts,
         team: Team,
         agree: Agree | None,
     ) -> None:
         """`agree` makes a vector of the first replica everyone's, where all replicas take the same step."""
         self.inner = inner
         super().__init__(inner.updates, gradients, inner.gate)
+        self._gradients: GradientsOfHosts = gradients
         self.is_logged = inner.is_logged
         self._team = team
         self._limit = limit
@@ -129,7 +130,7 @@ class ClippedPath(UpdatePath):
 
     def _recovered_factor(self) -> Tensor:
         """The same, by a survivor alone."""
-        total = self._gradients.total
+        total = self._gradients.whole()
         norms = [torch.linalg.vector_norm(total[place.start : place.stop]) for place in self._layout.places]
         return _finite_factor(self._limit, self._norm_of(norms))
 
@@ -151,7 +152,7 @@ class ClippedInParts(ClippedPath):
         inner: UpdatePath,
         limit: float,
         flat: FlatModel,
-        gradients: Gradients,
+        gradients: GradientsOfHosts,
         team: Team,
         agree: Agree | None,
     ) -> None:
