@@ -129,9 +129,15 @@ class DistributedDataParallel(nn.Module):
     def _await_backward(self, output: Any, samples: int) -> None:
         """A backward pass through what the model gave has its samples, and it may be that no pass comes."""
         syncs, seen = self.require_backward_grad_sync, False
+        generation = self.session.engine.generation
 
         def begins(gradient: Tensor) -> None:
             nonlocal seen
+            if self.session.engine.generation is not generation and not self.session.is_closed:
+                raise UsageError(
+                    "workers have come or gone between a forward pass of the wrapped model and its backward pass, "
+                    "whose memory went with them; start again from the last checkpoint, or let mh.session make the step"
+                )
             if not seen:
                 seen = True
                 self._samples += samples

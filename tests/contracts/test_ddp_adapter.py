@@ -1,5 +1,6 @@
 """Scripts that are written for DDP, with another import: each is as one process, or refused with a sentence."""
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -157,6 +158,30 @@ def test_what_scripts_import_beside_it(worlds: Callable[[World], None]) -> None:
         return [float(batch[0]) for batch in loader]
 
     assert in_threads(2, work) == [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
+
+
+def test_a_backward_pass_through_what_was_computed_before_a_death_is_refused(
+    worlds: Callable[[World], None],
+) -> None:
+    """Its memory is that of the generation before."""
+
+    def work(world: World) -> None:
+        worlds(world)
+        net = make_net()
+        optimizer = adam(net)
+        model = DDP(net)
+        loss = model(INPUTS).square().mean()
+        engine = model.session.engine
+        before, engine.generation = engine.generation, copy.copy(engine.generation)
+        with pytest.raises(
+            UsageError, match="between a forward pass of the wrapped model and its backward pass"
+        ):
+            loss.backward()
+        engine.generation = before
+        optimizer.zero_grad()
+        model.session.close()
+
+    in_threads(2, work)
 
 
 @pytest.mark.parametrize(
