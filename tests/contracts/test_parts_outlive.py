@@ -206,7 +206,7 @@ def test_what_was_not_complete_cannot_be_taken_over() -> None:
 def is_copied(strategy: str) -> bool:
     """Whether the optimizer's undo log is not enough for it."""
     traits = strategies.parse(strategy).traits
-    return traits.parts_outlive and traits.lockstep and not traits.logs_parts(1)
+    return traits.parts_outlive and traits.lockstep and not traits.logs_parts
 
 
 COPIED = [text for text in registered.every_strategy() if is_copied(text)]
