@@ -220,8 +220,7 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
     in_loop, turns = float(bool(engine.feeds.open)), float(engine.feeds.turns)
     steps = float(old.steps if old is not None else 0)
     copies = engine.generation.part_copies if old is not None else None
-    place = float(copies.part if copies is not None else -1)
-    has = float(old is not None)
+    has, place = float(old is not None), float(copies.part if copies is not None else -1)
     rows = world.exchange([has, progress.calls, progress.commits, in_loop, turns, steps, place])
     have = [bool(row[0]) for row in rows]
     whole = have
