@@ -107,7 +107,7 @@ def compose(
     else:
         memory, comm = _memory(part, optimizer, traits, placed.peers, codecs.parse(settings.codec))
         home: CommonMemory = placed.peers.host
-        if settings.logged and part.spread and traits.logs_parts(placed.mesh.replicas):
+        if settings.logged and part.spread and traits.logs_parts:
             place = PartPlace(world.host.arena.fd, session, placed.part_number)
             memory = PartMemory(placed.peers.host, place, world.rank_info.generation)
             home = memory.team
@@ -284,7 +284,7 @@ def revive(
 ) -> Replica:
     """The replica of the workers that had this part, who are all gone: after the last of its steps that counts."""
     optimizer, before = training.optimizer, world.rank_info.generation
-    if not traits.logs_parts(placed.mesh.replicas):
+    if not traits.logs_parts:
         around = _Surroundings(world, placed, traits, Comm(), None, Settings(), placed.peers.host)
         found = _replica(part, optimizer, PrivateMemory(torch.device("cpu")), around)
         take_left(found, place, before)
@@ -310,7 +310,7 @@ def copies_of(
     replica: Replica, settings: Settings, traits: Traits, world: World, placed: PlacedModel, place: PartPlace
 ) -> PartCopies | None:
     """The copies of this worker's part that outlive it, where an undo log is not enough for that."""
-    is_kept = settings.logged and traits.parts_outlive and not traits.logs_parts(placed.mesh.replicas)
+    is_kept = settings.logged and traits.parts_outlive and not traits.logs_parts
     if not (is_kept and replica.part.spread and len(world.hosts) == 1 and world.size <= PARTS):
         return None
     return PartCopies(replica, place, world.rank_info.generation)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from manyhands import strategies
 from manyhands.data.ledger import Ranges
+from manyhands.engine.collecting import without_change
 from manyhands.engine.engine import Engine
 from manyhands.engine.feed import Feed
 from manyhands.engine.handshake import BACKWARD, STEP, UPDATE, Handshake, disagreement
@@ -38,7 +39,6 @@ from manyhands.engine.step import (
     together,
 )
 from manyhands.engine.step_input import NO_WORK, StepInput
-from manyhands.engine.transaction import without_change
 from manyhands.errors import UsageError
 from manyhands.replica.parameters import in_type
 from manyhands.replica.share import Made

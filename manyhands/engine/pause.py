@@ -31,9 +31,8 @@ from manyhands.engine.handshake import (
     SAVE_NOW,
     Answers,
 )
-from manyhands.engine.step import look_up, publish, run
+from manyhands.engine.step import look_up, run, transaction_of
 from manyhands.engine.step_input import NO_WORK
-from manyhands.engine.transaction import transaction_of
 from manyhands.errors import CheckpointError, UsageError
 from manyhands.replica.share import Share
 from manyhands.replica.state import buffers
@@ -82,7 +81,7 @@ def gather(engine: Engine, purpose: int, ends: Feed | None = None) -> Answers:
             if sibling.has_entered and not sibling.traits.lockstep:
                 _leave(sibling)
         if not lockstep and not engine.traits.late:
-            publish(engine)
+            _publish(engine)
         while progress.commits < progress.alone_until:
             run(engine, NO_WORK, None)
         handshake = handshakes.begin(engine, purpose, ends=ends)
@@ -109,6 +108,12 @@ def gather(engine: Engine, purpose: int, ends: Feed | None = None) -> Answers:
     if not lockstep and purpose != COLLECT:  # which workers that are out of data do not come for
         _count_together(engine, answers)
     return answers
+
+
+def _publish(engine: Engine) -> None:
+    """Where workers do not wait for each other: what this worker has used so far survives its death."""
+    if engine.generation.used:
+        engine.generation.used.publish(engine.feeds.progress)
 
 
 def _leave(engine: Engine) -> None:

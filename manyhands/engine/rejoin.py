@@ -220,8 +220,7 @@ def _meet(engine: Engine, world: World, old: Replica | None) -> _Members:
     in_loop, turns = float(bool(engine.feeds.open)), float(engine.feeds.turns)
     steps = float(old.steps if old is not None else 0)
     copies = engine.generation.part_copies if old is not None else None
-    place = float(copies.part if copies is not None else -1)
-    has = float(old is not None)
+    has, place = float(old is not None), float(copies.part if copies is not None else -1)
     rows = world.exchange([has, progress.calls, progress.commits, in_loop, turns, steps, place])
     have = [bool(row[0]) for row in rows]
     whole = have
@@ -309,24 +308,23 @@ def _place(engine: Engine, world: World, members: _Members) -> PartPlace:
     needs that of the replica of the workers that are left, which has been another one of so many: they say which."""
     placed = engine.placed
     place = PartPlace(world.host.arena.fd, engine.number, placed.part_number)
-    if engine.traits.logs_parts(placed.mesh.replicas):
+    if engine.traits.logs_parts:
         return place
     size = placed.mesh.members
-    told = [max(members.places[at : at + size]) for at in range(0, world.size, size)]
-    known = [number // size if number >= 0 else None for number in told]
+    known = [max(members.places[at : at + size]) // size for at in range(0, world.size, size)]  # -1: new
     first: list[int] = []
     for number in known:
-        free = next(one for one in itertools.count() if one not in first and one not in known)
-        first.append(free if number is None or number in first else number)
+        free = next(one for one in itertools.count() if one not in (*first, *known))
+        first.append(free if number < 0 or number in first else number)
     return place.of(first[placed.replica] * size + placed.part_number)
 
 
 def _left(engine: Engine, world: World, part: Part, members: _Members, place: PartPlace) -> Replica | None:
     """What the workers that had this part have left, if none of them lives and this worker is to take it over."""
-    ranks = (
-        engine.placed.peer_ranks if members.has_begun and part.spread and not engine.traits.servers else ()
-    )
-    if not ranks or any(members.whole[rank] for rank in ranks) or world.rank != ranks[0]:
+    if not (members.has_begun and part.spread and engine.traits.parts_outlive):
+        return None
+    ranks = engine.placed.peer_ranks
+    if any(members.whole[rank] for rank in ranks) or world.rank != ranks[0]:
         return None
     found = revive(part, engine.training, engine.settings, engine.traits, world, engine.placed, place=place)
     found.steps = members.steps

@@ -10,8 +10,8 @@ counts, and make the attempt again in the next generation.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,18 +25,18 @@ from manyhands.data.effect import Learners
 from manyhands.engine import handshake as handshakes
 from manyhands.engine import pace, sample_count
 from manyhands.engine.alike import check_alike
-from manyhands.engine.elastic import recover
-from manyhands.engine.engine import Engine
+from manyhands.engine.elastic import can_go_on, recover
+from manyhands.engine.engine import Engine, Transaction
 from manyhands.engine.handshake import BACKWARD, STEP, Handshake
 from manyhands.engine.held import is_looked_at, of_update
 from manyhands.engine.joint_steps import joint_passes
 from manyhands.engine.nonfinite import can_leave_out, keep_buffers, leave_out
 from manyhands.engine.onlookers import begin_call, show_step
 from manyhands.engine.step_input import NO_WORK, StepInput
-from manyhands.engine.transaction import transaction_of
 from manyhands.errors import PeerLost, UsageError
 from manyhands.replica.returned import combined
 from manyhands.replica.share import Share
+from manyhands.replica.state.inheritance import Undo
 
 T = TypeVar("T")
 
@@ -251,30 +251,23 @@ def run(engine: Engine, work: StepInput, handshake: Handshake | None) -> None:
 
 def _share(engine: Engine, work: StepInput, handshake: Handshake | None) -> Share:
     """This worker's part of the step, and how its gradients are weighted."""
-    own = float(work.samples)
-    if handshake is None:
-        return Share(
-            parts=work.parts,
-            samples=work.samples,
-            total=lambda: own,
-            of_replica=lambda: own,
-            results=work.results,
-            made=work.made,
-        )
-    pooled, generation = engine.traits.pooled, engine.generation
-    # All workers must have answered before anything else is exchanged; only where every worker has data, those of
-    # other hosts may answer while the forward pass runs.
-    if not handshake.is_answered and not (work.parts and pooled and generation.is_whole):
-        handshake.wait()
-    total = handshake.total if pooled else handshake.of_replica
-    made = work.made
-    if (made is not None and made.is_weighted) or not work.parts:  # all workers have the same gradient
-        made = of_update(engine, made, handshake)
+    own, made = float(work.samples), work.made
+    total = of_replica = lambda: own
+    if handshake is not None:
+        pooled, generation = engine.traits.pooled, engine.generation
+        # All workers must have answered before anything else is exchanged; only where every worker has data, those of
+        # other hosts may answer while the forward pass runs.
+        if not handshake.is_answered and not (work.parts and pooled and generation.is_whole):
+            handshake.wait()
+        of_replica = handshake.of_replica
+        total = handshake.total if pooled else of_replica
+        if (made is not None and made.is_weighted) or not work.parts:  # all workers have the same gradient
+            made = of_update(engine, made, handshake)
     return Share(
         parts=work.parts,
         samples=work.samples,
         total=total,
-        of_replica=handshake.of_replica,
+        of_replica=of_replica,
         results=work.results,
         made=made,
     )
@@ -302,6 +295,31 @@ def _who_meets(engine: Engine) -> Learners | None:
         for group in groups
         if len(group) > 1  # what a replica learns alone is gone if it dies
     ]
+
+
+@contextmanager
+def transaction_of(
+    engine: Engine, finish: Callable[[float], None], *, is_joint: bool
+) -> Iterator[Transaction]:
+    """Something that counts for all workers or for none. `is_joint` is whether the other workers depend on it: then,
+    should one of them die in it, all that are left roll it back or all commit it."""
+    guarded = is_joint and engine.generation.is_own and can_go_on(engine)
+    copies, commits = engine.generation.part_copies, engine.progress.commits
+    put_back = (lambda: copies.put_back(commits)) if copies is not None else None
+    transaction = Transaction(
+        undo=Undo(engine.replica, put_back) if guarded else None,
+        finish=finish,
+        loss=engine.progress.last_loss,
+    )
+    engine.transaction = transaction if is_joint else None
+    yield transaction
+    if is_joint and copies is not None:
+        copies.make(commits + 1)
+    transaction.is_done = True
+    if guarded:
+        engine.world.exchange([])  # a worker that passes this barrier knows that all have done their part
+    finish(transaction.loss)
+    engine.transaction = None
 
 
 def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: float, safety: Safety) -> None:
@@ -379,9 +397,3 @@ def is_of_main(engine: Engine, work: StepInput) -> bool:
     """Whether a step counts in the epoch of the script's own loop."""
     feeds = engine.feeds
     return len(feeds.open) == 1 or any(one is feeds.last for one, _ in work.places)
-
-
-def publish(engine: Engine) -> None:
-    """Where workers do not wait for each other: what this worker has used so far survives its death."""
-    if engine.generation.used:
-        engine.generation.used.publish(engine.feeds.progress)

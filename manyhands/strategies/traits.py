@@ -52,10 +52,12 @@ class Traits:
         """Whether parts of replicas are in the host's memory, where new workers take over those of dead ones."""
         return self.servers is None
 
-    def logs_parts(self, replicas: int) -> bool:
-        """Whether an undo log of the optimizer's updates is enough for that: under strategies that keep nothing beside
-        the parameters, and sum up nothing between steps. Others need a copy after every step."""
-        return self.synchronous and (self.replica == "shared" or replicas == 1)
+    @cached_property
+    def logs_parts(self) -> bool:
+        """Whether an undo log of the optimizer's updates is enough for that: where the workers with the same part share
+        it, and keep nothing beside the parameters. Others need a copy after every step. It must not depend on how many
+        replicas there are: what a generation of several has left may be for one."""
+        return self.synchronous and self.replica == "shared"
 
     @cached_property
     def pooled(self) -> bool:

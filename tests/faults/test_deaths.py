@@ -202,7 +202,7 @@ SMALL = [case[1] for case in sorted(ONE) if case[0] == strategies.DEFAULT and ca
 COPIED = [
     one
     for text in strategies.STRATEGIES
-    if not strategies.parse(text).traits.logs_parts(1)
+    if not strategies.parse(text).traits.logs_parts
     for one in shape(text, SMALL[len(text) % len(SMALL)], replicas=1)
     if registered.outlives(*one)
 ]
