@@ -14,7 +14,7 @@ import msgspec
 
 from manyhands.comm.transports.free_memory import available_bytes
 from manyhands.errors import ManyhandsError
-from manyhands.lab.rounds import RoundsEnd, RoundLimits, PairedRounds, RoundsVerdict, noise
+from manyhands.lab.rounds import PairedRounds, RoundLimits, RoundsEnd, RoundsVerdict, noise
 from manyhands.lab.taking_turns import Answer, ContenderLost
 from manyhands.planner import fitted, splits
 from manyhands.planner.facts import HostFacts, KernelPair, LayerFacts, ModelFacts
