@@ -30,7 +30,7 @@ from tests.end_to_end.commands import Done, manyhands, parameters, run, same_bit
 VERBS = ("train", "launch", "list", "convert", "doctor")
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
-FLAGS = {"train": 21, "launch": 10, "list": 0, "convert": 2, "doctor": 0}
+FLAGS = {"train": 21, "launch": 10, "plan": 18, "probe": 8, "list": 0, "convert": 2, "doctor": 0}
 
 SUMMARY = {
     *("samples_per_second", "loss", "accuracy", "steps", "samples", "workers", "bytes_sent", "wall_s"),
