@@ -28,11 +28,11 @@ examples:
   manyhands launch --join runs/links                 ... and there, with a copy of runs/links/join.json
   manyhands probe --json > probe.json                all coefficients, with their bootstrap draws
 
-Every division of the cores into workers × threads runs at once, as a run of its own with the job's own code, and they
-take turns of a tenth of a second. A division that crashes or does not fit is named with the reason. What was found is
+Every split of the cores into workers × threads runs at once, as a run of its own with the job's own code, and they
+take turns of a tenth of a second. A split that crashes or does not fit is named with the reason. What was found is
 kept under ~/.cache/manyhands (XDG_CACHE_HOME moves it), where `train --workers auto` and `plan` find it.
 
-A script runs as a whole up to its first steps, once for each division: what it writes before them, it writes then.
+A script runs as a whole up to its first steps, once for each split: what it writes before them, it writes then.
 """
 
 
@@ -40,7 +40,7 @@ def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "probe",
         help="measure this host with a job, for `plan` and `auto`",
-        description="Measure which division of this host's cores trains a job fastest, and what its parts cost.",
+        description="Measure which split of this host's cores trains a job fastest, and what its parts cost.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -161,7 +161,7 @@ def _show(found: "HostMeasured") -> None:
             console.print(f"{split.processes} × {split.threads} cannot run: {escape(split.error)}")
     console.print(
         f"[bold]best      {probe.chosen}[/]: {probe.verdict}, after {probe.rounds} rounds and {probe.took_s:.0f} s; "
-        f"the same division differed from itself by {probe.indistinct:.1%} (A/A)"
+        f"the same split differed from itself by {probe.indistinct:.1%} (A/A)"
     )
     for note in probe.notes:
         say(f"note: {note}", sys.stdout)

@@ -6,7 +6,7 @@
     sum        what a step has more where workers pool their gradients, ÷ bytes of gradients that others add to a
                worker's own: (p − 1) ÷ p of them, since the owner of a span adds its own as it updates
 
-Draw k of every coefficient of a division has the same rounds: what one round did to all of them stays together.
+Draw k of every coefficient of a split has the same rounds: what one round did to all of them stays together.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _KEPT_STEPS = 400
 
 
 def failed(split: Split, reason: str) -> SplitFacts:
-    """A division that cannot run."""
+    """A split that cannot run."""
     return SplitFacts(
         processes=split.processes,
         threads=split.threads,
