@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.bars import measuring
-from manyhands.cli.planned import check, planned
-from manyhands.cli.script import command_of, is_script
+from manyhands.cli.measured_job import add_words, job_of
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.errors import UsageError
 from manyhands.launching.words import say
@@ -49,7 +48,7 @@ a cluster file has kinds of hosts and the link between them:
   latency_us = 60
 """
 
-_OF_TRAIN = ("resume", "strategy", "placement", "workers", "threads", "servers", "hosts", "epochs", "steps")
+_LIMITS = ("strategy", "placement", "workers", "threads", "servers", "hosts")
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -80,15 +79,7 @@ def add_to(verbs: Any) -> None:
         "--json", action="store_true", help="print all of it as JSON and nothing else on stdout"
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the predicted steps as a picture")
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar="package.module …",
-        help="a module, not a script",
-    )
-    parser.add_argument("job", nargs="?", metavar="SPEC.toml|script.py", help="what to plan")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments")
+    add_words(parser, "what to plan")
     parser.set_defaults(run=run)
 
 
@@ -126,20 +117,17 @@ def run(options: argparse.Namespace) -> int:
             "manyhands plan measures a host by itself; start it as one process, without torchrun or mpirun"
         )
     _check(options)
-    limits = {name: getattr(options, name) for name in ("strategy", "placement", "workers", "threads")}
-    servers, hosts, epochs = options.servers, options.hosts, options.epochs
-    job = _job(options)
+    job = job_of(options)
     from manyhands.cli import plan_report
     from manyhands.planner.candidates import WayLimits
     from manyhands.planner.search import search
 
-    wanted = WayLimits(
-        **limits, servers=servers, hosts=hosts, optimizer=(options.optimizer or "").partition(":")[0] or None
-    )
+    limits = {name: getattr(options, name) for name in _LIMITS}
+    wanted = WayLimits(**limits, optimizer=str(job.known_by.get("optimizer") or "") or None)
     _check_names(wanted)
     facts = _facts(options, job)
     choice = search(facts, wanted)
-    report = plan_report.PlanReport(choice=choice, epochs=12 if epochs is None else epochs)
+    report = plan_report.PlanReport(choice=choice, epochs=options.epochs or 12)
     if options.cluster is not None:
         report = plan_report.with_curves(report, options.within)
     if options.svg is not None:
@@ -190,29 +178,6 @@ def _facts(options: argparse.Namespace, job: "ProbedJob") -> "Facts":
         return facts
     (here,) = facts.cluster.hosts
     return msgspec.structs.replace(facts, cluster=read_cluster(options.cluster, here.host))
-
-
-def _job(options: argparse.Namespace) -> "ProbedJob":
-    from manyhands.planner import jobs
-
-    if options.module is not None or (options.job and is_script(options.job)):
-        given = [
-            name for name in ("model", "data", "batch", "optimizer") if getattr(options, name) is not None
-        ]
-        if given:
-            raise UsageError(f"--{given[0]} is for declared jobs, and a script has its own; leave it out")
-        options.script = options.job
-        command = command_of(options)
-        return jobs.of_script(command.words, command.name)
-    if options.arguments:
-        raise UsageError(
-            f"{' '.join(options.arguments)!r} stands after a spec file; write options before it, or name a script"
-        )
-    options.spec = Path(options.job) if options.job else None
-    declared = argparse.Namespace(**{**vars(options), **dict.fromkeys(_OF_TRAIN)})
-    plan = planned(declared, own_rank_info())
-    check(plan, declared)
-    return jobs.of_plan(plan)
 
 
 def _write(path: Path, report: Any) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.cli.bars import measuring
-from manyhands.cli.planned import check, planned
-from manyhands.cli.script import command_of, is_script
+from manyhands.cli.measured_job import add_words, job_of
 from manyhands.cluster.launchers.detect import own_rank_info
 from manyhands.errors import UsageError
 from manyhands.launching.ending import end_of_run, script_goes_on, shown
@@ -16,7 +15,7 @@ from manyhands.launching.words import say
 
 if TYPE_CHECKING:  # the planner takes a moment to load
     from manyhands.planner.facts import SplitFacts
-    from manyhands.planner.measure import HostProbe, ProbedJob
+    from manyhands.planner.measure import HostProbe
     from manyhands.planner.this_host import HostMeasured
 
 EXAMPLES = """\
@@ -29,11 +28,11 @@ examples:
   manyhands launch --join runs/links                 ... and there, with a copy of runs/links/join.json
   manyhands probe --json > probe.json                all coefficients, with their bootstrap draws
 
-Every division of the cores into workers × threads runs at once, as a run of its own with the job's own code, and they
-take turns of a tenth of a second. A division that crashes or does not fit is named with the reason. What was found is
+Every split of the cores into workers × threads runs at once, as a run of its own with the job's own code, and they
+take turns of a tenth of a second. A split that crashes or does not fit is named with the reason. What was found is
 kept under ~/.cache/manyhands (XDG_CACHE_HOME moves it), where `train --workers auto` and `plan` find it.
 
-A script runs as a whole up to its first steps, once for each division: what it writes before them, it writes then.
+A script runs as a whole up to its first steps, once for each split: what it writes before them, it writes then.
 """
 
 
@@ -41,7 +40,7 @@ def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "probe",
         help="measure this host with a job, for `plan` and `auto`",
-        description="Measure which division of this host's cores trains a job fastest, and what its parts cost.",
+        description="Measure which split of this host's cores trains a job fastest, and what its parts cost.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,15 +57,7 @@ def add_to(verbs: Any) -> None:
         help="measure the links between N hosts, the others by `launch --join`; 2@10.0.0.1 says at which address",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="with --hosts: the directory to join")
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar="package.module …",
-        help="a module in place of a script",
-    )
-    parser.add_argument("job", nargs="?", metavar="SPEC.toml|script.py", help="what to measure the host with")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own arguments")
+    add_words(parser, "what to measure the host with")
     parser.set_defaults(run=run)
 
 
@@ -81,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--out is for --hosts, whose other hosts join the run in it; leave it out")
     from manyhands.planner import this_host
 
-    job = _job(options)
+    job = job_of(options)
     with measuring() as report:
         found = this_host.measured(job, anew=True, report=report)
     if options.json:
@@ -91,33 +82,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         _show(found)
     return 0
-
-
-def _job(options: argparse.Namespace) -> "ProbedJob":
-    from manyhands.planner import jobs
-
-    if options.module is not None or (options.job and is_script(options.job)):
-        given = [
-            name for name in ("model", "data", "batch", "optimizer") if getattr(options, name) is not None
-        ]
-        if given:
-            raise UsageError(f"--{given[0]} is for declared jobs, and a script has its own; leave it out")
-        options.script = options.job
-        command = command_of(options)
-        return jobs.of_script(command.words, command.name)
-    if options.arguments:
-        raise UsageError(
-            f"{' '.join(options.arguments)!r} stands after a spec file; write options before it, or name a script"
-        )
-    options.spec = Path(options.job) if options.job else None
-    for name in _OF_TRAIN:
-        setattr(options, name, None)
-    plan = planned(options, own_rank_info())
-    check(plan, options)
-    return jobs.of_plan(plan)
-
-
-_OF_TRAIN = ("resume", "strategy", "placement", "workers", "threads", "servers", "epochs", "steps")
 
 
 def _probe_links(options: argparse.Namespace) -> int:
@@ -197,7 +161,7 @@ def _show(found: "HostMeasured") -> None:
             console.print(f"{split.processes} × {split.threads} cannot run: {escape(split.error)}")
     console.print(
         f"[bold]best      {probe.chosen}[/]: {probe.verdict}, after {probe.rounds} rounds and {probe.took_s:.0f} s; "
-        f"the same division differed from itself by {probe.indistinct:.1%} (A/A)"
+        f"the same split differed from itself by {probe.indistinct:.1%} (A/A)"
     )
     for note in probe.notes:
         say(f"note: {note}", sys.stdout)

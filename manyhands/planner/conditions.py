@@ -32,6 +32,9 @@ from manyhands.servers.protocol.service import Service
 
 PARAMETER_BYTES = 4
 
+MAILBOX_BYTES = 1 << 20
+"""That a worker writes before its peer must have read: the slots of `comm/transports/mailbox.py`."""
+
 Pick = Callable[[Estimate], Any]
 
 
@@ -120,13 +123,13 @@ class Conditions:
             latency_s=self.link.latency_s,
             s_per_byte=self.link.busy_s_per_byte,
             add_s=self._moving_s,
-            inner_s=2 * self.add_s,
+            inner_s=self.mailbox_s,
         )
 
     def swap_s(self, size_bytes: float) -> Amount:
         """Two replicas exchange vectors; with how many of all others a host is shared says how likely each way is."""
         role = self.role
-        inside = 2 * self.meeting_s + 2 * size_bytes * self.touch_s
+        inside = self.meeting_s + size_bytes * self.mailbox_s
         if role.hosts == 1:
             return inside
         likely = (role.neighbours - 1) / max(1, role.workers - 1)
@@ -135,6 +138,11 @@ class Conditions:
             self.link.busy_s_per_byte * role.neighbours * (1 - likely) + self._moving_s
         )
         return likely * inside + (1 - likely) * across
+
+    @cached_property
+    def mailbox_s(self) -> Amount:
+        """Wall seconds per byte of a message inside a host: copied in and out, and the two meet at every full box."""
+        return 4 * self.touch_s + 2 * self.meeting_s / MAILBOX_BYTES
 
     @cached_property
     def round_trip_s(self) -> Amount:

@@ -6,7 +6,7 @@
     sum        what a step has more where workers pool their gradients, ÷ bytes of gradients that others add to a
                worker's own: (p − 1) ÷ p of them, since the owner of a span adds its own as it updates
 
-Draw k of every coefficient of a division has the same rounds: what one round did to all of them stays together.
+Draw k of every coefficient of a split has the same rounds: what one round did to all of them stays together.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,13 @@ from manyhands.planner.facts import DRAWS, NOTHING, ONE, Estimate, SplitFacts
 from manyhands.planner.splits import Measured, Split
 
 _KEPT_STEPS = 400
+_STRETCH = 4
+"""Turns in a draw of κ: a run meets another stretch of the machine than the probe, and one that is busy now and then
+stays so for seconds."""
 
 
 def failed(split: Split, reason: str) -> SplitFacts:
-    """A division that cannot run."""
+    """A split that cannot run."""
     return SplitFacts(
         processes=split.processes,
         threads=split.threads,
@@ -51,7 +54,7 @@ def fit(
         threads=split.threads,
         pass_cpu_s=_estimate(fixed),
         sample_cpu_s=_estimate(per_sample),
-        wall_per_cpu=_estimate(draws.medians(walls)) if walls else ONE,
+        wall_per_cpu=_estimate(draws.medians(walls, _STRETCH)) if walls else ONE,
         update_cpu_s=_estimate(updates / max(1, parameters)),
         sum_cpu_s=_estimate(_sums(draws, split, measured, costs[sizes[-1]], updates) / max(1, added)),
         meeting_s=_estimate(draws.medians(measured.meetings_s)) if measured.meetings_s else NOTHING,
@@ -71,11 +74,12 @@ class _Draws:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def medians(self, values: Sequence[float]) -> np.ndarray:
+    def medians(self, values: Sequence[float], most: int | None = None) -> np.ndarray:
+        """Each draw has as many values as were measured, or at most so many."""
         if not len(values):
             return np.zeros(DRAWS + 1)
         measured = np.asarray(values, dtype=float)
-        again = np.median(measured[draw_again(len(measured), DRAWS, self._seed)], axis=1)
+        again = np.median(measured[draw_again(len(measured), DRAWS, self._seed)[:, :most]], axis=1)
         return np.concatenate([[np.median(measured)], again])
 
 

@@ -82,7 +82,7 @@ class PairMeasure:
 
 
 def rounds_of(count: int) -> list[list[tuple[int, int]]]:
-    """Every pair once, in rounds in which each meets at most one other: all but the first go around a circle."""
+    """Every pair once, in rounds in which each meets at most one other: all but the first move on by one place."""
     places = [*range(count), *([-1] if count % 2 else [])]
     found = []
     for _ in range(len(places) - 1):
@@ -143,7 +143,8 @@ def main() -> None:
 
 
 def _loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    return model(batch).sum()
+    total: torch.Tensor = model(batch).sum()
+    return total
 
 
 if __name__ == "__main__":

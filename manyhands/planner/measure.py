@@ -1,7 +1,7 @@
-"""Measure one host with one job: which division of its cores is fastest, and what the price of anything else needs.
+"""Measure one host with one job: which split of its cores is fastest, and what the price of anything else needs.
 
-Every division of the cores is alive at once as a run of its own, with the job's own command, and takes turns
-(`splits.py`); the rounds decide when enough is known (`manyhands.lab.rounds`). One division's first worker is also
+Every split of the cores is alive at once as a run of its own, with the job's own command, and takes turns
+(`splits.py`); the rounds decide when enough is known (`manyhands.lab.rounds`). One split's first worker is also
 looked into: gradients' readiness, layers, memory, reference kernels.
 """
 
@@ -36,7 +36,7 @@ class ProbedJob:
     name: str
     """Of the model or script, for people."""
     command: Callable[[Split, str], Sequence[str]]
-    """What the workers of a division run under a strategy."""
+    """What the workers of a split run under a strategy."""
     known_by: Mapping[str, object]
     """By what its measurements are known again."""
 
@@ -48,13 +48,13 @@ class HostProbe(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelFacts
     batch: int
     indistinct: float
-    """By how much the same division differed from itself in the same rounds (A/A)."""
+    """By how much the same split differed from itself in the same rounds (A/A)."""
     chosen: str
-    """The division to use, as `2 × 1`."""
+    """The split to use, as `2 × 1`."""
     verdict: str
     """Why the rounds ended, for people."""
     step_s: dict[str, float]
-    """Wall seconds per sample of each division, workers pooling their gradients: medians of its turns."""
+    """Wall seconds per sample of each split, workers pooling their gradients: medians of its turns."""
     rounds: int
     took_s: float
     made_at: float
@@ -73,16 +73,14 @@ def probe_host(
     """Measure this host; `workers` and `threads` hold those fixed."""
     began_s, seconds = time.monotonic(), seconds or ROUNDS_S
     usable = splits.usable_cores()
-    divisions = splits.enough_memory(splits.possible(usable, workers, threads), _PROCESS_BYTES)
-    with DividedHost(divisions, job.command) as host:
-        steps = len(divisions)
-        host.start(lambda name: report(f"starts {name}", [d.name for d in divisions].index(name), steps))
+    tried = splits.enough_memory(splits.possible(usable, workers, threads), _PROCESS_BYTES)
+    with DividedHost(tried, job.command) as host:
+        steps = len(tried)
+        host.start(lambda name: report(f"starts {name}", [d.name for d in tried].index(name), steps))
         alive = host.alive
         if not alive:
             name, reason = next(iter(host.lost.items()))
-            raise ManyhandsError(
-                f"{job.name} runs on none of {steps} divisions of this host; {name}: {reason}"
-            )
+            raise ManyhandsError(f"{job.name} runs on none of {steps} splits of this host; {name}: {reason}")
         looked = _look_into(host, alive[-1])
         rounds = PairedRounds(
             alive,
@@ -113,7 +111,7 @@ def _unless_lost(host: DividedHost, name: str, order: dict[str, Any]) -> list[An
 
 
 def _look_into(host: DividedHost, name: str) -> Answer:
-    """What one worker knows of model and host; those of its division take the steps with it."""
+    """What one worker knows of model and host; those of its split take the steps with it."""
     memory = host.ask(name, {"look": "memory"})[0]
     host.ask(name, {"watch": True})
     host.steps_of(name, _WATCHED_STEPS)
@@ -179,7 +177,7 @@ def _notes(verdict: RoundsVerdict, control: float) -> tuple[str, ...]:
     if verdict.chosen == verdict.best and verdict.lead.low > 1:
         return ()
     return (
-        f"this machine is too noisy to tell {verdict.chosen} from others within the time: the same division differed "
+        f"this machine is too noisy to tell {verdict.chosen} from others within the time: the same split differed "
         f"from itself by {control:.0%} (A/A), and the best was ahead by {verdict.lead.median - 1:.0%}; "
         "the simplest of them is chosen",
     )

@@ -118,7 +118,7 @@ def runs(path: Path) -> list[PredictedRun]:
             run = msgspec.json.decode(line, type=PredictedRun)
         except (ValueError, RecursionError):
             continue
-        if run.measured_s > 0 and run.predicted.step_s > 0:
+        if 0 < run.measured_s < math.inf and 0 < run.predicted.step_s < math.inf:
             found.append(run)
     return found
 

@@ -15,6 +15,8 @@ from manyhands.cluster.worker import entry
 from manyhands.data.structure import parts_of, samples_in
 from manyhands.engine import pacing, take_over
 from manyhands.engine.engine import Engine
+from manyhands.engine.own_gradient import is_loss_itself
+from manyhands.errors import UsageError
 from manyhands.lab.taking_turns import Answer, Order, Paced
 from manyhands.planner import pass_watch
 
@@ -33,8 +35,13 @@ class ProbePacer:
 
     def begin(self, engine: Engine, batches: Sequence[Any]) -> Sequence[Any]:
         if self._paced is None:
+            if not batches or is_loss_itself(batches):
+                raise UsageError(
+                    "the script computes its loss itself and gives session.backward no batch, so a probe cannot know "
+                    "its samples; name the strategy, the workers and the threads"
+                )
             self._connect(engine, batches)
-        if engine is not self._engine or self._paced is None or not batches:
+        if engine is not self._engine or self._paced is None:
             return batches
         wanted = self._paced.order.get("samples")
         if wanted:

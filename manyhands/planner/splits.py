@@ -1,6 +1,6 @@
 """The ways in which a host's cores can be divided, all alive at once, and their turns.
 
-pooled    the workers step together, as most runs do: which division is fastest is decided by these turns
+pooled    the workers step together, as most runs do: which split is fastest is decided by these turns
 apart     each worker has a replica of its own and no sum is made: what the passes and updates cost by themselves,
           with all workers of the host at it. One worker is both.
 """
@@ -47,7 +47,7 @@ class Split:
 
 
 def possible(usable: int, workers: int | None = None, threads: int | None = None) -> list[Split]:
-    """The divisions of so many cores, the simplest first: few processes. What is given is held fixed."""
+    """The splits of so many cores, the simplest first: few processes. What is given is held fixed."""
     if workers is not None:
         options = {1, max(1, usable // workers)} if threads is None else {threads}
         return [Split(processes=workers, threads=each) for each in sorted(options, reverse=True)]
@@ -67,7 +67,7 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the turns of one division gave; each list has an item for each turn."""
+    """What the turns of one split gave; each list has an item for each turn."""
 
     passes: dict[int, list[float]] = field(default_factory=dict)
     """Processor seconds of a worker's pass, by its samples: without sums."""
@@ -85,17 +85,17 @@ class Measured:
 
 @dataclass
 class DividedHost:
-    """All divisions alive at once. Leaving the context ends them all."""
+    """All splits alive at once. Leaving the context ends them all."""
 
     splits: Sequence[Split]
     command: Callable[[Split, str], Sequence[str]]
-    """What the workers of a division run under a strategy."""
+    """What the workers of a split run under a strategy."""
     lost: dict[str, str] = field(default_factory=dict)
-    """Why a division cannot run, as a person should read it."""
+    """Why a split cannot run, as a person should read it."""
     measured: dict[str, Measured] = field(default_factory=dict)
 
     seen_s: dict[str, float] = field(default_factory=dict)
-    """Wall seconds per sample of each division in its first steps: rough, and enough to know where to look."""
+    """Wall seconds per sample of each split in its first steps: rough, and enough to know where to look."""
     memory_of_half: dict[str, list[Answer]] = field(default_factory=dict)
     """What each worker's memory was when it had seen half batches alone."""
 
@@ -121,7 +121,7 @@ class DividedHost:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def start(self, on_start: Callable[[str], None]) -> None:
-        """Start every division's workers at once, and wait until they have made a few steps."""
+        """Start every split's workers at once, and wait until they have made a few steps."""
         for split in self.splits:
             for kind in self._kinds(split):
                 self._begin(split, kind)
@@ -134,7 +134,7 @@ class DividedHost:
                     self._warm_up(split, kind)
 
     def take(self, name: str) -> TurnClocks:
-        """The turn of a division, as rounds want it."""
+        """The turn of a split, as rounds want it."""
         split, number = self._of[name], self._number.get(name, 0)
         self._number[name] = number + 1
         try:
@@ -226,14 +226,14 @@ class DividedHost:
 
     @contextmanager
     def _marking(self, name: str) -> Iterator[None]:
-        """A division that is lost inside the block is marked with the reason."""
+        """A split that is lost inside the block is marked with the reason."""
         try:
             yield
         except ContenderLost as lost:
             self._mark(name, lost)
 
     def _mark(self, name: str, lost: ContenderLost) -> None:
-        """A division cannot run; the reason is what its own launcher says, where that has ended."""
+        """A split cannot run; the reason is what its own launcher says, where that has ended."""
         reason = lost.reason
         split = self._of[name]
         for kind in self._kinds(split):

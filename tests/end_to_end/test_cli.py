@@ -31,7 +31,7 @@ VERBS = ("train", "launch", "plan", "probe", "export", "serve", "list", "show", 
 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
 FLAGS = {
-    "train": 23,
+    "train": 24,
     "launch": 10,
     "plan": 18,
     "probe": 8,

@@ -170,7 +170,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     [
         (
             "lauch train.py",
-            "unknown command 'lauch'; known: train, launch, list, show, convert, doctor; did you mean launch",
+            "unknown command 'lauch'; known: train, launch, plan, probe, export, serve, list, show, convert, doctor, "
+            "dash; did you mean launch",
         ),
         ("list strategy", "did you mean strategies? See `manyhands list --help`"),
         ("launch --nproc-per-node 4 train.py", "did you mean --workers? See `manyhands launch --help`"),

@@ -132,8 +132,11 @@ def test_links_are_measured_between_hosts(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_chosen_is_refused(
-    words: list[str], refusal: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], refusal: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(
+        sys, "last_value", None, raising=False
+    )  # which a refusal leaves for what runs at exit
     from manyhands.cli import main
 
     assert main(words) == 2
