@@ -264,13 +264,8 @@ def begun(first: Path, quick: bool) -> list[Contender]:
         return found
     for name in ("fastapi", "litserve"):
         port = free_port()
-        words = [
-            str(PEERS),
-            str(HERE / "serving_peer.py"),
-            name,
-            str(first / "weights.safetensors"),
-            str(port),
-        ]
+        script = str(HERE / f"{name}_peer.py")
+        words = [str(PEERS), script, str(first / "weights.safetensors"), str(port)]
         found.append(Contender(f"{name}, JSON", words, port, asked["peer"]))
     return found
 

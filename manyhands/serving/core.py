@@ -116,8 +116,11 @@ class ServingCore:
         names = self.models if model is None else [model]
         return all(self._ready(name) for name in names)
 
-    def choose(self, model: str, version: int | None = None, label: str | None = None) -> Servable:
-        """Who answers a request: the version or label that it names, else by the shares of traffic, else the newest."""
+    def choose(
+        self, model: str, version: int | None = None, label: str | None = None, *, divide: bool = True
+    ) -> Servable:
+        """Which servable answers a request: the version or label that it names, else by the shares of traffic (unless
+        it only asks about the model, and is no traffic), else the newest."""
         entry = self.entry(model)
         ready = self._ready(model)
         if not ready:
@@ -128,7 +131,7 @@ class ServingCore:
                 known = ", ".join(str(one.version.version) for one in ready)
                 raise NoSuchModel(f"version {version} of {model} is not served; ready: {known}")
             return found[-1]
-        if label is None and (label := entry.shares.next()) is None:
+        if label is None and (not divide or (label := entry.shares.next()) is None):
             return ready[-1]
         if label not in entry.labels:
             raise NoSuchModel(f"{model} has no label {label!r}; labels: {', '.join(entry.labels) or 'none'}")

@@ -115,11 +115,11 @@ class ServingApp:
         if what == "ready":
             self._core.entry(model)
             try:
-                self._core.choose(model, version, label)
+                self._core.choose(model, version, label, divide=False)
             except (NotReady, NoSuchModel):
                 return HttpReply(status=503)
             return HttpReply()
-        servable = self._core.choose(model, version, label)
+        servable = self._core.choose(model, version, label, divide=what == "infer")
         if what == "":
             return HttpReply.json(inference_protocol.model_metadata(model, self._core.ready(model), servable))
         header = request.headers.get(inference_protocol.HEADER_LENGTH.lower())
@@ -141,7 +141,7 @@ class ServingApp:
             call, rows = tensorflow_rest.parsed(servable.form, request.body)
             return self._ask(servable, rows, reply, lambda found: tensorflow_rest.reply(call, found))
         if what == "metadata":
-            servable = self._core.choose(model, version, label)
+            servable = self._core.choose(model, version, label, divide=False)
             number = servable.version.version
             return HttpReply.json(tensorflow_rest.metadata(model, number, servable.form))
         self._core.entry(model)
