@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-PARTS = ("compute", "wait", "exchange", "update")
+PARTS = ("compute", "input", "wait", "exchange", "update")
 WALL, SAMPLES = len(PARTS), len(PARTS) + 1
 MOST_COLUMNS = 512
 MOST_WORKERS = 4096
