@@ -113,6 +113,7 @@ def _message(run: ReadRun, *, is_whole: bool) -> dict[str, Any]:
             "events": happened.listed(),
             "evaluations": happened.evaluations,
             "classes": happened.classes,
+            "layers": happened.layers,
         }
     if view.staleness:
         message["staleness"] = sorted(view.staleness.items())[:200]

@@ -8,6 +8,7 @@ CHANGES = ("death", "leave", "host", "join", "again", "server", "coordinator", "
 OTHERS = ("checkpoint", "saved", "warning", "end", "dropped")
 MOST_OF_A_KIND = 500
 LONGEST_TEXT = 400
+MOST_LAYERS = 400
 
 
 class Happenings:
@@ -18,6 +19,7 @@ class Happenings:
         self.left_out = 0
         self.evaluations: list[Record] = []
         self.classes: Record | None = None
+        self.layers: Record | None = None
         self.gone: set[int] = set()
         self.version = 0
 
@@ -28,6 +30,9 @@ class Happenings:
             self._add_evaluation(record)
         elif kind == "classes":
             self.classes, self.version = record, self.version + 1
+        elif kind == "layers" and isinstance(record.get("layers"), list):
+            layers = [one for one in record["layers"][:MOST_LAYERS] if isinstance(one, dict)]
+            self.layers, self.version = {"step": record.get("step"), "layers": layers}, self.version + 1
         elif kind in CHANGES or kind in OTHERS:
             self._change(kind, rank, record.get("ranks"))
             if kind in CHANGES or rank <= 0:  # what all workers say is said once

@@ -150,6 +150,8 @@ def _usual(host: str) -> socket.socket:
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}: a port is a number from 0 to {(1 << 16) - 1}; 0 takes any")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -160,9 +162,11 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(place)
+        found.listen(BACKLOG)  # a browser that opens the address at once waits until the page is ready
     except OSError as error:
         found.close()
         raise UsageError(
-            f"cannot open the page at {host}:{port} ({error.strerror}); choose another --port, or 0 for any"
+            f"cannot open the page at {host}, port {port} ({error.strerror}); choose an address of this machine "
+            "with --host, or another --port, 0 for any"
         ) from None
     return found

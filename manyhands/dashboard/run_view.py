@@ -166,9 +166,12 @@ class RunView:
         if not math.isfinite(loss) and get("loss") is not None and get("samples") != 0:
             self.happenings.not_a_number(record)
         samples = _amount(get("samples"))
-        compute, wait, exchange, update = map(_amount, map(get, _AMOUNTS))
+        compute, *others = map(_amount, map(get, _AMOUNTS))
+        compute = max(
+            compute - _amount(get("held_s")), 0.0
+        )  # what it waited for others meanwhile is in `wait_s`
         wall = min(max(t - before_t, 0.0), A_DAY_S)
-        return rank, t, step, loss, samples, gap, compute, wait, exchange, update, wall, samples
+        return rank, t, step, loss, samples, gap, compute, *others, wall, samples
 
     def _add_staleness(self, counts: Any) -> None:
         for value, count in counts.items() if isinstance(counts, dict) else ():

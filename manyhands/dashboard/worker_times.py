@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-PARTS = ("compute", "wait", "exchange", "update")
+PARTS = ("compute", "input", "wait", "exchange", "update")
 WALL, SAMPLES = len(PARTS), len(PARTS) + 1
 MOST_COLUMNS = 512
 MOST_WORKERS = 4096
@@ -46,8 +46,8 @@ class WorkerTimes:
         """Samples per second of each worker in the last columns; the very last is not complete."""
         last = max(self.columns - 1, 1)
         recent = self._table[: self.workers, max(0, last - RECENT_COLUMNS) : last]
-        samples: NDArray[np.float64] = recent[:, :, SAMPLES].sum(axis=1, dtype=np.float64)
-        return samples / (max(recent.shape[1], 1) * self.width_s)
+        span_s = max(recent.shape[1], 1) * self.width_s
+        return np.asarray(recent[:, :, SAMPLES].sum(axis=1) / span_s, np.float64)
 
     def picture(self, what: str, first: int = 0) -> NDArray[np.uint8]:
         """Workers × columns from `first` on, each a shade from 0 to 254; 255 where nothing is known.

@@ -26,6 +26,7 @@ from manyhands.engine import (
     finish,
     first_batch,
     habits,
+    host_record,
     loops,
     lower_level,
     once,
@@ -145,6 +146,7 @@ class Session(Whereabouts):
         if settings.out:
             number = world.rank_info.known_as
             telemetry.open(settings.out / "events" / f"worker-{number}.jsonl", rank=number)
+            host_record.begin(engine)
         engine.take_over = take_over.take_over
         outside.watch(engine)
         first_batch.begin(engine)

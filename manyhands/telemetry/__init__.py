@@ -23,11 +23,13 @@ start the server has waited for messages (`wait_s`) and run the optimizer (`upda
 something that came over the network was not a message, and a "listens" line at which `port` its process `pid` takes
 connections that prove a key of the run.
 
-The launcher of each host writes `events/host-<number>.jsonl`: a "usage" line a second, whose `rank` is the host's
-number, with what `host_usage.py` reads. Its counters only grow, as those of the kernel do; a rate is a difference.
+The launcher of each host (or its first worker, where another launcher has started it) writes
+`events/host-<number>.jsonl`: a "usage" line a second, whose `rank` is the host's number, with what `host_usage.py`
+reads. Its counters only grow, as those of the kernel do; a rate is a difference.
 """
 
 from manyhands.telemetry.recorder import (
+    accompany,
     add_seconds,
     close,
     computing,
@@ -41,6 +43,7 @@ from manyhands.telemetry.recorder import (
 )
 
 __all__ = [
+    "accompany",
     "add_seconds",
     "close",
     "computing",

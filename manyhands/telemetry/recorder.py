@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from manyhands.telemetry import lines
 from manyhands.telemetry.process import Usage
@@ -128,6 +128,20 @@ def open(path: Path, *, rank: int) -> None:
         _writer = writer
 
 
+class Companion(Protocol):
+    """Something else to be written now and then beside the records, which never raises."""
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def accompany(companion: Companion) -> None:
+    """Call this in the writing thread several times a second, as long as records are written."""
+    if _writer is not None:
+        _writer.companion = companion
+
+
 def close() -> None:
     """Write what is pending and stop; records after this are dropped until the next `open`."""
     with _opening:
@@ -150,6 +164,7 @@ class _RecordWriter:
         self._usage = Usage()
         self._sampled_s = _clock()
         self._file = RecordLog(path)
+        self.companion: Companion | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -159,10 +174,13 @@ class _RecordWriter:
         self._thread.join(CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():  # else a disk hangs: better to lose records than to hang with it
             self._flush(with_process=True)
+            if self.companion is not None:
+                self.companion.close()
             self._file.close()
 
     def forget(self) -> None:
         """In a forked child: the thread is not here, and the records are the parent's to write."""
+        self.companion = None
         self._file.forget()
 
     def _run(self) -> None:
@@ -172,6 +190,8 @@ class _RecordWriter:
                 self._flush(with_process=_clock() - self._sampled_s >= PROCESS_PERIOD_S)
                 flush_at_s = _clock() + FLUSH_PERIOD_S
             self._file.tend()
+            if self.companion is not None:
+                self.companion.tick()
 
     def _flush(self, *, with_process: bool) -> None:
         if with_process:

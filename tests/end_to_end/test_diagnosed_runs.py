@@ -46,6 +46,6 @@ def test_a_slow_server(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_waits_for_its_data(tmp_path: Path) -> None:
-    run = ran(tmp_path, "--workers 2", "--steps 16 --fault input --at 0 --seconds 0.1")
+    run = ran(tmp_path, "--workers 2", "--steps 20 --fault input --at 0 --seconds 0.2")
     finding = first(run)
     assert (finding.kind, finding.processes) == ("input-bound", ("worker 0",))

@@ -106,13 +106,13 @@ def _as_record(message: bytes) -> bytes:
 def test_workers_over_time_are_bounded_and_shares_add_up() -> None:
     times = WorkerTimes(0.0, 0.25)
     for t in np.linspace(1, 5000, 60):
-        row = [[0.5, 0.2, 0.1, 0.1, 1.0, 32.0], [0.3, 0.7, 0.2, 0.0, 1.0, 32.0]]
+        row = [[0.5, 0.0, 0.2, 0.1, 0.1, 1.0, 32.0], [0.3, 0.0, 0.7, 0.2, 0.0, 1.0, 32.0]]
         times.add(np.array([0, 1]), np.array([t, t]), np.array(row))
     assert times.columns <= MOST_COLUMNS
     shares = times.shares(recent=False)
     assert shares.sum(axis=1) == pytest.approx([1.0, 1.0])
-    assert shares[0] == pytest.approx([0.5, 0.2, 0.1, 0.1, 0.1])
-    assert shares[1, 1] == pytest.approx(0.7 / 1.2), "parts that overlap share the whole"
+    assert shares[0] == pytest.approx([0.5, 0.0, 0.2, 0.1, 0.1, 0.1])
+    assert shares[1, 2] == pytest.approx(0.7 / 1.2), "parts that overlap share the whole"
     picture = times.picture("wait")
     assert picture.shape == (2, times.columns)
     assert set(np.unique(picture)) == {50, 148, 255}, "255 is where nothing is known"

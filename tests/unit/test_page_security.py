@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manyhands.dashboard import connection_limits, pushing
 from manyhands.dashboard.gatekeeper import MOST_TRIES, OPEN_PATHS, Keys, hosts_of
-from manyhands.dashboard.page_server import PageServer
+from manyhands.dashboard.page_server import PageServer, PageSettings
+from manyhands.errors import UsageError
 from tests.page_server import Browser, hear, received, reply, say, serving, write_run
 
 PATHS = (
@@ -305,3 +307,17 @@ def test_two_requests_in_one_are_two(browser: Browser) -> None:
         )
         assert b'"head"' not in received(connection)
     assert reply(b"").status == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"port": 99999}, "--port 99999: a port is a number from 0 to 65535"),
+        ({"host": "192.0.2.1"}, "cannot open the page at 192.0.2.1, port"),
+        ({"tls": (Path("no.pem"), Path("no.key"))}, "--tls no.pem no.key: No such file"),
+        ({"directory": Path("nowhere")}, "there is no folder nowhere"),
+    ],
+)
+def test_a_page_that_cannot_open_says_why(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        PageServer(PageSettings(**{"directory": tmp_path, "port": 0} | settings))

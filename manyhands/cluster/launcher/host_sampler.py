@@ -1,6 +1,9 @@
-"""Once a second the launcher writes down what its host uses: `events/host-<number>.jsonl` in the run's directory."""
+"""Once a second the launcher writes down what its host uses: `events/host-<number>.jsonl` in the run's directory.
 
-import os
+Under torchrun, MPI and Slurm there is no launcher of ours: the first worker of each host does it, in the thread that
+writes its records.
+"""
+
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,7 +48,7 @@ class HostSampler:
         if self._usage is None or not self._is_recorded():
             return
         try:
-            fields = self._usage.sample({"launcher": os.getpid(), **self._pids()})
+            fields = self._usage.sample(self._pids())
             if self._file is None:
                 self._file = RecordLog(self._events / f"host-{self._host}.jsonl")
         except (OSError, ValueError, KeyError, UsageError):
@@ -63,6 +66,9 @@ class HostSampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         """Once more, so that the counters are those of the whole run."""
         if self._file is not None:
             self._sample()

@@ -66,7 +66,8 @@ def _writers(run: Path, pids: dict[int, int]) -> dict[int, str]:
     for pid in pids:
         for descriptor, file in _open_files(pid):
             if file in records and _is_written(pid, descriptor):
-                names[pid] = records[file]
+                if records[file] != "launcher" or pid not in names:  # a worker may write for its host as well
+                    names[pid] = records[file]
             elif file in logs and _is_written(pid, descriptor):
                 names.setdefault(pid, "launcher")
     return names
@@ -76,7 +77,7 @@ _WRITTEN = (("events", "*.jsonl"), (FOLDER, "*.log"))
 
 
 def _identities(paths: Iterator[Path]) -> dict[_File, str]:
-    """`worker-3.jsonl` is of worker 3; what a host uses is written by its launcher."""
+    """`worker-3.jsonl` is of worker 3; what a host uses is written by its launcher, if it has one of ours."""
     found: dict[_File, str] = {}
     for path in paths:
         with suppress(OSError):

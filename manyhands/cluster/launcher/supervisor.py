@@ -134,7 +134,7 @@ def _sampled(
     name_of = _log_name(plan, host_agent)
 
     def pids() -> dict[str, int]:
-        found = {"coordinator": coordination.pid} if coordination else {}
+        found = {"launcher": os.getpid(), **({"coordinator": coordination.pid} if coordination else {})}
         return found | {name_of(child.rank): child.pid for child in processes.running}
 
     sampler = stack.enter_context(HostSampler(plan.run_dir, host_agent.host if host_agent else 0, pids))

@@ -58,6 +58,8 @@ class Host:
         self._rows = memoryview(self.arena.map(rows_bytes))
         self._meetings = 0
         self._pids: dict[int, int] = {}
+        self.process_ids: dict[int, int] = {}
+        """Of the workers of this host, by rank."""
         self._poll = select.poll()
         self._poll_lock = threading.Lock()
         self._meet_all()
@@ -66,6 +68,7 @@ class Host:
         """Learn the peers' process ids, so that a death is noticed from the exited process itself."""
         # Until then the launcher notices a peer that dies.
         for index, row in enumerate(self.exchange([float(os.getpid())])):
+            self.process_ids[self.ranks[index]] = int(row[0])
             if index != self.index:
                 with contextlib.suppress(OSError):
                     pidfd = os.pidfd_open(int(row[0]))

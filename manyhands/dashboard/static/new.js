@@ -76,7 +76,7 @@ class Form {
         step(5, "Learning", el("div", { class: "fields" },
           this.field("Optimizer", this.train, "optimizer", { type: "text", placeholder: "by the rule, see the right" }, this.known.optimizers.join(", ")),
           this.field("Warm-up", this.train, "warm_up", { min: "0", step: "0.1", placeholder: "by the rule" }, "epochs"), this.choice("Schedule", this.train, "schedule", this.known.schedules),
-          this.field("Clip norm", this.train, "clip_norm", { min: "0", step: "any", placeholder: "none" }), this.field("Save every", this.train, "save_every", { type: "text" }, "epoch, 500steps, 10min or never"))),
+          this.field("Clip norm", this.train, "clip_norm", { min: "0", step: "any", placeholder: "none" }), this.field("Watch layers", this.train, "watch_layers", { min: "1", step: "1", placeholder: "no" }, "record norms and histograms after so many steps"), this.field("Save every", this.train, "save_every", { type: "text" }, "epoch, 500steps, 10min or never"))),
         step(6, "Placement of a replica", this.placement.root)),
       el("aside", {},
         panel("Start", "", el("label", { class: "field" }, "Name", this.name), el("p", { class: "about" }), this.problem, this.start).root,

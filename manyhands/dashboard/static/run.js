@@ -10,6 +10,7 @@ import { hostsPanel } from "./hosts.js";
 import { confusionPanel } from "./confusion.js";
 import { tryPanel } from "./try.js";
 import { graphPanel } from "./graph.js";
+import { layersPanel } from "./layers.js";
 
 const AXES = { step: "Steps", samples: "Samples", time: "Time" };
 
@@ -24,9 +25,9 @@ export async function showRun(main, name) {
   const add = (place, ...made) => { parts.push(...made); place.append(...made.map((part) => part.root)); };
   add(grid, lossPanel(run), accuracyPanel(run));
   const [left, right] = [column(), column()];
-  add(left, timelinePanel(run), ratePanel(run), confusionPanel(run), predictedPanel(run));
-  add(right, workersPanel(run), stalenessPanel(run), tryPanel(run));
-  add(grid, hostsPanel(run), loggedPanel(run), graphPanel(run));
+  add(left, timelinePanel(run), ratePanel(run), tryPanel(run), predictedPanel(run));
+  add(right, workersPanel(run), stalenessPanel(run), confusionPanel(run));
+  add(grid, hostsPanel(run), loggedPanel(run), layersPanel(run), graphPanel(run));
   const [below, beside] = [column(), column()];
   add(below, planPanel(run));
   add(beside, terminalPanel(run));
@@ -44,7 +45,7 @@ export async function showRun(main, name) {
     if (message.type === "row") { Object.assign(run, { row: message.row, plan: message.plan, summary: message.summary }); draws(); return; }
     if (message.type !== "whole" && message.type !== "changes") return;
     run.curves.take(message.curves);
-    for (const key of ["head", "workers", "hosts", "findings", "events", "evaluations", "classes", "staleness", "predicted", "plan", "summary"]) {
+    for (const key of ["head", "workers", "hosts", "findings", "events", "evaluations", "classes", "layers", "staleness", "predicted", "plan", "summary"]) {
       if (key in message) run[key] = message[key];
     }
     draws();

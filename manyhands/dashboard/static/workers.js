@@ -5,8 +5,8 @@ import { behind, bytes, clock, colour, count, el, moment, panel, percent, segmen
 import { ask, runPath } from "./net.js";
 import { Plot } from "./plot.js";
 
-const NAMES = { compute: "computing", wait: "waiting", exchange: "exchange", update: "update", other: "other" };
-const KINDS = { wait: "Waiting", compute: "Computing", exchange: "Exchange", update: "Update", samples: "Samples/s" };
+const NAMES = { compute: "computing", input: "its batch", wait: "waiting", exchange: "exchange", update: "update", other: "other" };
+const KINDS = { wait: "Waiting", compute: "Computing", input: "Batch", exchange: "Exchange", update: "Update", samples: "Samples/s" };
 const FEW = 32;
 const HEAT_HEIGHT = 320;
 
