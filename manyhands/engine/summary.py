@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from manyhands import placement, telemetry
+from manyhands.comm import codecs
 from manyhands.engine.engine import Engine, Totals
 
 
@@ -14,6 +15,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
     totals = engine.totals or Totals(*own_bytes(), None)
     more = {"servers": world.servers, "staleness": totals.staleness} if engine.served else {}
     classes = {"classes": engine.class_report.by_class()} if engine.class_report is not None else {}
+    coded = {} if engine.settings.codec == codecs.DEFAULT else {"codec": engine.settings.codec}
     return {
         "samples_per_second": round(engine.clock.rate(), 2),
         "loss": progress.measured.get("loss", progress.last_loss),
@@ -26,6 +28,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "hosts": len(world.hosts),
         "strategy": engine.settings.strategy,
         "placement": placement.describe(engine.placed.placement),
+        **coded,
         "bytes_sent": int(totals.bytes_sent),
         "shared_bytes": int(totals.shared_bytes),
         "wall_s": round(engine.clock.wall_s(), 3),

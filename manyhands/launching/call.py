@@ -28,7 +28,7 @@ _NOTHING_BACK = (
     "note: the function uses a model of this program, and each worker had a copy of it; the model here is as it was "
     "before. Return what was learned, as session.model_state(), and load it here"
 )
-_OPTION = re.compile(r"--(strategy|placement|workers|servers|threads|out)\b( -?\d[\d:]*)?")
+_OPTION = re.compile(r"--(strategy|placement|codec|workers|servers|threads|out)\b( -?\d[\d:]*)?")
 
 
 class Results(list[Any]):
@@ -44,8 +44,8 @@ def run(function: Callable[..., Any], *arguments: Any, **settings: Any) -> Resul
     """Call `function(*arguments)` in every worker of a new run, and return what the workers return, by rank.
 
     The function makes a session and trains, as a script under `manyhands launch` does, and `settings` are the options
-    of that command: `workers` (2; `"2:6"` lets others join), `servers`, `strategy`, `placement`, `threads` and `out`.
-    It may be defined in a cell or anywhere else, and be a lambda or a method. Workers get copies of it, of its
+    of that command: `workers` (2; `"2:6"` lets others join), `servers`, `strategy`, `placement`, `codec`, `threads` and
+    `out`. It may be defined in a cell or anywhere else, and be a lambda or a method. Workers get copies of it, of its
     arguments and of all that it uses; what it changes does not come back unless it returns it. What comes back is a
     list, with the run's `summary` and its directory `out`.
 

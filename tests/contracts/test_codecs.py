@@ -84,6 +84,7 @@ def test_infinities_and_nans_are_not_hidden(codec: Codec) -> None:
 
 
 GARBAGE = {
+    "fp8": lambda message: message[:4].copy_(torch.tensor([-1.0]).view(torch.uint8)),
     "int8": lambda message: message[-1:].fill_(128),
     "int4": lambda message: message[-1:].fill_(0),
     "one-bit": lambda message: message[:4].copy_(torch.tensor([-1.0]).view(torch.uint8)),
@@ -103,7 +104,15 @@ def test_garbage_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("fp16", 16), ("bf16", 16), ("int8", 8.125), ("int4", 4.125), ("one-bit", 1.016), ("top-k", 0.64)],
+    [
+        ("fp16", 16),
+        ("bf16", 16),
+        ("fp8", 8),
+        ("int8", 8.125),
+        ("int4", 4.125),
+        ("one-bit", 1.016),
+        ("top-k", 0.64),
+    ],
 )
 def test_bits_per_element(name: str, bits: float) -> None:
     assert codecs.parse(name).size_bytes(1 << 20) * 8 / (1 << 20) == pytest.approx(bits, rel=0.01)

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from manyhands import cli, data
 from manyhands.cluster.launchers import detect, local
+from manyhands.comm.codecs import CODECS
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
 from manyhands.job import known_names
@@ -32,7 +33,7 @@ VERBS = ("train", "launch", "plan", "probe", "export", "serve", "list", "show", 
 # More flags make a command line harder to learn. Before raising a number here: would the spec file do?
 FLAGS = {
     "train": 24,
-    "launch": 10,
+    "launch": 11,
     "plan": 18,
     "probe": 8,
     "export": 3,
@@ -124,6 +125,7 @@ def test_hosts_are_for_strategies_that_step_together(here: Path, capsys: pytest.
     [
         ("strategies", [*STRATEGIES, *TOPOLOGIES, *PRESETS]),
         ("placements", [*PLACEMENTS]),
+        ("codecs", [*CODECS]),
         ("models", [*MODELS, "package.module:callable"]),
         ("data", [*DATASETS, "package.module:callable"]),
     ],
@@ -143,7 +145,7 @@ def test_list_names_everything(what: str, names: list[str], capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("columns", [30, 60, 120])
-@pytest.mark.parametrize("what", ["strategies", "placements", "models", "data"])
+@pytest.mark.parametrize("what", ["strategies", "placements", "codecs", "models", "data"])
 def test_on_a_terminal_lists_have_headings_and_whole_words(
     what: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,8 +247,8 @@ def files(here: Path) -> Path:
         ("launch --strategy nope notes.txt", ["'nope'", *STRATEGIES]),
         ("launch --strategy single notes.txt", ["1 worker, not 2"]),
         ("launch --out notes.txt notes.txt", ["notes.txt", "--out"]),
-        ("list", ["strategies", "placements", "models", "data"]),
-        ("list colours", ["'colours'", "strategies", "placements", "models", "data"]),
+        ("list", ["strategies", "placements", "codecs", "models", "data"]),
+        ("list colours", ["'colours'", "strategies", "placements", "codecs", "models", "data"]),
         ("convert out.lmdb", ["--data"]),
         ("convert --data digits notes.txt", ["notes.txt exists"]),
         ("convert --data digits notes.txt/out.lmdb", ["notes.txt/out.lmdb"]),

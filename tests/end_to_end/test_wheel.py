@@ -143,7 +143,7 @@ def test_it_says_what_it_is(wheel: Path) -> None:
 
 def test_commands_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     assert as_user(installed, "manyhands", "--help", cwd=tmp_path).out.startswith("usage: manyhands")
-    for what in ("models", "data", "strategies", "placements"):
+    for what in ("models", "data", "strategies", "placements", "codecs"):
         assert as_user(installed, "manyhands", "list", what, cwd=tmp_path).out
     assert "processor" in as_user(installed, "manyhands", "doctor", cwd=tmp_path).out
 

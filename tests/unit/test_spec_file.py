@@ -45,6 +45,7 @@ def test_the_sections_that_name_something() -> None:
         "data": plan.data,
         "strategy": plan.strategy,
         "placement": plan.placement,
+        "codec": plan.codec,
     }
 
 

@@ -3,6 +3,7 @@
 from manyhands import spec
 from manyhands.comm.codecs.bf16 import Bf16
 from manyhands.comm.codecs.codec import Codec, GarbledMessage, NoCodec
+from manyhands.comm.codecs.fp8 import Fp8
 from manyhands.comm.codecs.fp16 import Fp16
 from manyhands.comm.codecs.int4 import Int4
 from manyhands.comm.codecs.int8 import Int8
@@ -15,6 +16,7 @@ CODECS: dict[str, type[Codec]] = {
     "none": NoCodec,
     "fp16": Fp16,
     "bf16": Bf16,
+    "fp8": Fp8,
     "int8": Int8,
     "int4": Int4,
     "one-bit": OneBit,
@@ -25,6 +27,7 @@ DEFAULT = "none"
 
 _KNOWN_ELSEWHERE = {
     **dict.fromkeys(("half", "float16", "fp16-compress", "compression.fp16"), "fp16"),
+    **dict.fromkeys(("float8", "e4m3", "8-bit-float"), "fp8"),
     **dict.fromkeys(("bfloat16", "bf16-compress"), "bf16"),
     **dict.fromkeys(("1bit", "1-bit", "onebit", "1-bit-sgd", "signsgd"), "one-bit"),
     **dict.fromkeys(("dgc", "topk", "deep-gradient-compression"), "top-k"),
