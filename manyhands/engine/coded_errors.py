@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from manyhands.engine.engine import Engine
+from manyhands.replica.replica import Replica
 
 PREFIX = "error/"
 
@@ -38,3 +39,12 @@ def distribute(engine: Engine, tensors: Mapping[str, Tensor]) -> None:
         saved = {n.removeprefix(PREFIX): value for n, value in tensors.items() if n.startswith(PREFIX)}
         errors.become(errors.from_names(saved) if world.rank == 0 and saved else None)
     world.host.barrier()
+
+
+def inherit(engine: Engine, replica: Replica, old: Replica | None) -> None:
+    """A host that has had errors in the generation before keeps them; all workers of the host must ask."""
+    if replica.errors is None:
+        return
+    if replica.leads and old is not None and old.errors:
+        replica.errors.inherit(old.errors, engine.progress.steps_here)
+    engine.placed.peers.host.barrier()

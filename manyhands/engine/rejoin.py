@@ -12,7 +12,7 @@ from torch import Tensor
 from manyhands.cluster.coordinator.control import NewGeneration
 from manyhands.cluster.worker.world import GENERATION_BYTES, World
 from manyhands.comm.comm import ServerAccess
-from manyhands.engine import generation, pace, random_state, worker_process
+from manyhands.engine import coded_errors, generation, pace, random_state, worker_process
 from manyhands.engine.build import Built, compose, copies_of, divide, revive
 from manyhands.engine.engine import Engine, ReplicaState
 from manyhands.engine.feed_record import Outstanding
@@ -286,13 +286,9 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
     is_whole = have[placed.peers.rank]
     inherit(replica, old if is_whole else None, comm, placed.peers, have)
     if members.take_over(placed.mesh.peers()):
-        replica.eval_batch = (
-            None  # a worker that has taken a part over has none, and its replica evaluates together
-        )
-    if replica.errors:
-        if replica.leads and old is not None and old.errors:
-            replica.errors.inherit(old.errors, engine.progress.steps_here)
-        placed.peers.host.barrier()
+        # A worker that has taken a part over has none, and its replica evaluates together.
+        replica.eval_batch = None
+    coded_errors.inherit(engine, replica, old)
     engine.strategy.regroup(replica, comm, is_new=not is_whole)
 
 

@@ -102,6 +102,37 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def check(self) -> None:
         """Refuse before any process starts."""
+        self._check_numbers()
+        train = self.train
+        for kind, name, known in (
+            ("device", self.cluster.device, DEVICES),
+            ("schedule", train.schedule, SCHEDULES),
+            ("head", HEADS[0] if train.head is None else train.head, HEADS),
+        ):
+            if name not in known:
+                raise UnknownName(kind, name, known)
+        for word in self.auto:
+            if word not in AUTO_WORDS:
+                raise UnknownName("word for the planner to choose", word, AUTO_WORDS)
+        if train.head is not None and train.weights is None:
+            raise UsageError(f"head={train.head}: it says what --weights leaves alone, so give --weights too")
+        intervals.parse(train.save_every)
+        if self.cluster.hosts is not None:
+            parse_hosts(self.cluster.hosts)
+        optimizer = spec.split(train.optimizer)[0] if train.optimizer else None
+        mesh = self.mesh()
+        strategy = strategies.parse(self.strategy)
+        asked = strategies.Asked(workers=mesh.replicas, servers=self.cluster.servers, optimizer=optimizer)
+        if train.watch_layers is not None and mesh.members > 1:
+            raise UsageError(
+                f"watch_layers={train.watch_layers}: it needs a whole model on a worker, and the placement "
+                f"{self.placement} divides it; leave one of them out"
+            )
+        placements.admit(placements.parse(self.placement), mesh, strategy, asked)
+        strategies.admit(strategy, asked)
+        self._check_codec(strategy, mesh)
+
+    def _check_numbers(self) -> None:
         train = self.train
         for name, value in (
             ("workers", self.cluster.workers),
@@ -117,12 +148,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value}: it must be at least 1")
-        for word in self.auto:
-            if word not in AUTO_WORDS:
-                raise UnknownName("word for the planner to choose", word, AUTO_WORDS)
-        intervals.parse(train.save_every)
-        if self.cluster.hosts is not None:
-            parse_hosts(self.cluster.hosts)
         replace, most = self.cluster.replace, self.cluster.most_workers
         if replace is not None and replace < 0:
             raise UsageError(f"replace={replace}: it must be 0 or more")
@@ -134,30 +159,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             )
         if train.warm_up is not None and not 0 <= train.warm_up < math.inf:
             raise UsageError(f"warm_up={train.warm_up:g}: it must be a number of epochs, 0 or more")
-        if train.head is not None and train.head not in HEADS:
-            raise UnknownName("head", train.head, HEADS)
-        if train.head is not None and train.weights is None:
-            raise UsageError(f"head={train.head}: it says what --weights leaves alone, so give --weights too")
         if not 0 <= train.seed <= LARGEST_SEED:
             raise UsageError(f"seed={train.seed}: it must be from 0 to {LARGEST_SEED}")
-        for kind, name, known in (
-            ("device", self.cluster.device, DEVICES),
-            ("schedule", train.schedule, SCHEDULES),
-        ):
-            if name not in known:
-                raise UnknownName(kind, name, known)
-        optimizer = spec.split(train.optimizer)[0] if train.optimizer else None
-        mesh = self.mesh()
-        strategy = strategies.parse(self.strategy)
-        asked = strategies.Asked(workers=mesh.replicas, servers=self.cluster.servers, optimizer=optimizer)
-        if train.watch_layers is not None and mesh.members > 1:
-            raise UsageError(
-                f"watch_layers={train.watch_layers}: it needs a whole model on a worker, and the placement "
-                f"{self.placement} divides it; leave one of them out"
-            )
-        placements.admit(placements.parse(self.placement), mesh, strategy, asked)
-        strategies.admit(strategy, asked)
-        self._check_codec(strategy, mesh)
 
     def _check_codec(self, strategy: strategies.Strategy, mesh: placements.Mesh) -> None:
         codec = codecs.parse(self.codec)

@@ -39,7 +39,7 @@ class KeptProbe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ProbeLookup:
     """A probe that was kept, or why there is none to use."""
 
     probe: HostProbe | None
@@ -61,20 +61,20 @@ def host() -> dict[str, Any]:
     }
 
 
-def find(known: Mapping[str, Any], check: Callable[[], tuple[float, ...]] | None = None) -> Found:
+def find(known: Mapping[str, Any], check: Callable[[], tuple[float, ...]] | None = None) -> ProbeLookup:
     """The probe that was kept for this, if it holds."""
     kept = cache_folder.get(_path(known), KeptProbe)
     if kept is None or kept.form != FORM or kept.known_by != _plain(known):
-        return Found(probe=None, why_not="it was not measured before")
+        return ProbeLookup(probe=None, why_not="it was not measured before")
     if time.time() - kept.probe.made_at > OLDEST_S:
-        return Found(probe=None, why_not="it was measured more than 30 days ago")
+        return ProbeLookup(probe=None, why_not="it was measured more than 30 days ago")
     for before_s, now_s in zip(kept.check_s, (check or check_s)(), strict=False):
         if not 1 / TOLERANCE < now_s / before_s < TOLERANCE:
-            return Found(
+            return ProbeLookup(
                 probe=None,
                 why_not=f"the host now takes {now_s / before_s:.2f} times what it took when it was measured",
             )
-    return Found(probe=kept.probe)
+    return ProbeLookup(probe=kept.probe)
 
 
 def keep(known: Mapping[str, Any], probe: HostProbe) -> Path:

@@ -55,7 +55,9 @@ def measured(
 ) -> HostMeasured:
     """`workers` and `threads` hold those fixed; `on_measure` hears why nothing that was kept will do."""
     known = kept_probes.known_by(job, {"workers": workers, "threads": threads})
-    found = kept_probes.Found(probe=None, why_not="it was asked for") if anew else kept_probes.find(known)
+    found = (
+        kept_probes.ProbeLookup(probe=None, why_not="it was asked for") if anew else kept_probes.find(known)
+    )
     probe = found.probe
     if probe is None:
         on_measure(found.why_not)

@@ -11,7 +11,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass
-class Histogram:
+class Latencies:
     """How many answers took how long."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
@@ -37,7 +37,7 @@ class ServingMetrics:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int, str]] = Counter()  # by model, version and how they ended
         self.samples: Counter[tuple[str, int]] = Counter()
-        self.latencies: dict[tuple[str, int], Histogram] = {}
+        self.latencies: dict[tuple[str, int], Latencies] = {}
         self.loads: Counter[tuple[str, str]] = Counter()  # by model and how they ended
         self.responses: Counter[int] = Counter()  # by HTTP status
 
@@ -45,7 +45,7 @@ class ServingMetrics:
         self.requests[model, version, outcome] += 1
         if outcome == "ok":
             self.samples[model, version] += rows
-            self.latencies.setdefault((model, version), Histogram()).add(took_s)
+            self.latencies.setdefault((model, version), Latencies()).add(took_s)
 
     def forget(self, model: str, version: int) -> None:
         """A version that is not served any more has no latencies; its requests stay counted."""
@@ -78,7 +78,7 @@ class ServingMetrics:
                 yield f"manyhands_{name}{{{labels}}} {value:g}" if labels else f"manyhands_{name} {value:g}"
 
 
-def _histogram_lines(labels: str, histogram: Histogram) -> Iterator[str]:
+def _histogram_lines(labels: str, histogram: Latencies) -> Iterator[str]:
     seen = 0
     for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), histogram.counts, strict=True):
         seen += count
