@@ -59,6 +59,7 @@ augment = true
 seed = 11
 save_every = "500 steps"
 keep = 5
+watch_layers = 50
 """
 
 PLAN = Plan(
@@ -83,6 +84,7 @@ PLAN = Plan(
         seed=11,
         save_every="500 steps",
         keep=5,
+        watch_layers=50,
     ),
 )
 
@@ -132,7 +134,7 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     )
     only_in_files = {
         field: getattr(PLAN.train, field)
-        for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment")
+        for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment", "watch_layers")
     }
     cluster = msgspec.structs.replace(flags.cluster, replace=PLAN.cluster.replace)
     train = msgspec.structs.replace(flags.train, **only_in_files)
