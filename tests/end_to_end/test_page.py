@@ -98,6 +98,8 @@ def test_a_person_trains_without_typing_a_command(
     page.mouse.up()
     page.locator("#answer .best", has_text="1").wait_for()
 
+    page.locator(".confusion td[role=button]").first.click()
+    page.locator(".panel .pictures canvas").first.wait_for()
     with page.expect_download() as download:
         page.get_by_role("link", name="Weights").click()
     assert {"fc1.weight", "output.bias"} < load_file(download.value.path()).keys()
