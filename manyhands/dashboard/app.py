@@ -1,7 +1,6 @@
 """What the page answers: one function for each question, behind the guard."""
 
 import asyncio
-import html
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +68,7 @@ class PageAnswers:
                 Route("/runs/{name}/weights", _told(self._weights)),
                 Route("/runs/{name}/graph", _told(self._graph)),
                 Route("/runs/{name}/shape", _told(self._shape)),
+                Route("/runs/{name}/taken", _told(self._taken)),
                 Route("/runs/{name}/try", _told(self._try), methods=["POST"]),
                 Route("/runs/{name}/stop", _told(self._stop), methods=["POST"]),
                 Route("/runs/{name}/resume", _told(self._resume), methods=["POST"]),
@@ -128,18 +128,14 @@ class PageAnswers:
 
     async def _curve(self, request: Request) -> Response:
         followed, asked = await self._followed(request), request.query_params
-        first, last, most = (
-            _number(asked.get("first")),
-            _number(asked.get("last")),
-            _number(asked.get("most")),
-        )
-        most = min(max(int(most), 16), MOST_COLUMNS)
+        most = min(max(_whole(asked.get("most")), 16), MOST_COLUMNS)
+        first, last = _number(asked.get("first")), _number(asked.get("last"))
         return _json(await asyncio.to_thread(zoomed, followed, asked.get("name", ""), first, last, most))
 
     async def _workers(self, request: Request) -> Response:
         """A shade for each worker and column of time, as bytes; the shape is in the headers."""
         followed, asked = await self._followed(request), request.query_params
-        shades, shape = run_picture(followed, asked.get("what", ""), int(_number(asked.get("first", "0"))))
+        shades, shape = run_picture(followed, asked.get("what", ""), _whole(asked.get("first", "0")))
         return Response(shades, media_type="application/octet-stream", headers=shape)
 
     async def _terminal(self, request: Request) -> Response:
@@ -170,6 +166,11 @@ class PageAnswers:
 
     async def _shape(self, request: Request) -> Response:
         return _json(await self._helper.ask("shape", run=str(self._place(request))))
+
+    async def _taken(self, request: Request) -> Response:
+        """Pictures in a cell of the confusion matrix."""
+        truth, taken = (_whole(request.query_params.get(name)) for name in ("truth", "taken"))
+        return _json(await self._helper.ask("taken", run=str(self._place(request)), truth=truth, taken=taken))
 
     async def _try(self, request: Request) -> Response:
         asked = await _body(request)
@@ -281,11 +282,18 @@ def _plain(name: str) -> str:
     )
 
 
-def _number(text: str | None) -> float:
+def _whole(text: str | None) -> int:
+    found = _number(text or "nan", "whole number")
+    if not abs(found) < 1 << 53:
+        raise UsageError(f"{str(text)[:50]!r} is no whole number")
+    return int(found)
+
+
+def _number(text: str | None, what: str = "number") -> float:
     try:
         found = float(text or "nan")
     except ValueError:
         found = float("nan")
     if found != found:
-        raise UsageError(f"{html.escape(str(text))[:50]!r} is no number")
+        raise UsageError(f"{str(text)[:50]!r} is no {what}")
     return found

@@ -32,6 +32,7 @@ _LIMITS = {
     "timeout_graceful_shutdown": 2,
     "h11_max_incomplete_event_size": 1 << 14,
     "ws_max_size": 1 << 16,
+    "ws_per_message_deflate": False,  # five who watch would cost the run five compressions
     "backlog": BACKLOG,
 }
 

@@ -32,6 +32,7 @@ MODEL = "model/"
 """How the names of a model's tensors begin in a checkpoint."""
 SHOWN = 24
 COUNTED = 20_000
+AT_ONCE = 256
 TOP = 5
 
 
@@ -71,7 +72,7 @@ def data_preview(request: dict[str, Any]) -> dict[str, Any]:
         targets = torch.cat([samples.train.store.read(part)[1] for part in first.split(1000)])
         found["counts"] = torch.bincount(targets.flatten(), minlength=samples.classes).tolist()
         found["counted"] = len(first)
-        inputs, labels = _plain(samples, first[:: max(1, len(first) // SHOWN)][:SHOWN])
+        inputs, labels = _plain(samples.train, first[:: max(1, len(first) // SHOWN)][:SHOWN])
         if len(samples.shape) == 3:
             found["pictures"] = [
                 {"label": int(label), "pixels": _pixels(one)}
@@ -108,6 +109,28 @@ def shape_of(request: dict[str, Any]) -> dict[str, Any]:
     return {"shape": list(samples.shape), "classes": samples.classes, "task": samples.task, "step": step}
 
 
+def taken(request: dict[str, Any]) -> dict[str, Any]:
+    """Held-out pictures of one class that the trained model takes for a certain class."""
+    plan, samples, model, step = _trained(request)
+    held_out, found = samples.test, list[Tensor]()
+    if len(samples.shape) != 3 or not isinstance(held_out, StoredSet):
+        raise UsageError(f"the samples of {plan.data} are no pictures")
+    model.eval()
+    for indices in torch.arange(len(held_out)).split(AT_ONCE):
+        inputs, targets = held_out.batch(indices, epoch=0)
+        with torch.no_grad():
+            said = model(inputs).argmax(1)
+        found.append(indices[(targets == request["truth"]) & (said == request["taken"])])
+        if sum(map(len, found)) >= SHOWN:
+            break
+    places = torch.cat(found)[:SHOWN]
+    pictures, _ = _plain(held_out, places) if len(places) else (torch.zeros(0), None)
+    shown = [
+        {"label": int(place), "pixels": _pixels(one)} for place, one in zip(places, pictures, strict=True)
+    ]
+    return {"step": step, "pictures": shown}
+
+
 def weights(request: dict[str, Any]) -> dict[str, Any]:
     """The newest checkpoint's weights alone, in one safetensors file."""
     tensors, record = store.load(Path(request["run"]) / "checkpoints")
@@ -121,6 +144,7 @@ REQUESTS = {
     "data": data_preview,
     "predict": predict,
     "shape": shape_of,
+    "taken": taken,
     "weights": weights,
 }
 
@@ -144,11 +168,10 @@ def _trained(request: dict[str, Any]) -> tuple[plans.Plan, Data, nn.Module, int]
     return _newest[key]
 
 
-def _plain(samples: Data, indices: Tensor) -> tuple[Tensor, Tensor]:
+def _plain(samples: StoredSet, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Samples with their stored values scaled to 0 … 1, and nothing else done to them."""
-    assert isinstance(samples.train, StoredSet)
-    inputs, targets = samples.train.store.read(indices)
-    scale = next((one for one in samples.train.transforms if isinstance(one, Scale)), None)
+    inputs, targets = samples.store.read(indices)
+    scale = next((one for one in samples.transforms if isinstance(one, Scale)), None)
     return inputs.to(torch.float32) / (scale.full if scale else 1), targets.flatten()
 
 

@@ -34,6 +34,7 @@ KINDS = {
     "network-bound": "workers wait for the network between hosts",
     "update-bound": "the optimizer takes most of the time that is no computation",
     "server-bound": "workers wait for a server that is busy or slow",
+    "short-steps": "steps are so short that what every step costs is most of them",
     "script-bound": "the script spends its time between steps",
     "busy-host": "something else uses the processor",
     "diverging-loss": "the loss is no number, or rises",

@@ -18,6 +18,8 @@ LEAST_SHARE = 0.08  # of the workers' time, before it is worth a sentence
 SURE = 4.0  # standard errors between a slow worker and the others
 OF_HOST = 0.6  # the slowest of a slow host's workers may be slower than the rest of it by this part of the difference
 BUSY_SERVER = 0.6
+LEAST_EXCESS_S = 0.001
+SHORT_STEP_S, MOST_OF_TIME = 0.004, 0.5
 PART_OF_TIME = 0.2  # from which a part other than computation is what the workers are bound by
 
 _DOES = {
@@ -65,10 +67,27 @@ def time_lost(seen: WorkersSeen, servers: Mapping[str, ServerEvidence]) -> list[
     if not seen.sums:
         return []
     slow = _uneven_host(seen) or _slow_worker(seen)
+    if short := _short_steps(seen):
+        return [slow, short] if slow else [short]
     found = [slow, _input_bound(seen, slow), _update_bound(seen), _outside_bound(seen, slow)]
     lost = slow.numbers["waited_s"] / seen.wall_s if slow else 0.0
     found.append(_waited_for(seen, servers, max(0.0, seen.waiting - lost)))
     return [one for one in found if one is not None]
+
+
+def _short_steps(seen: WorkersSeen) -> Finding | None:
+    """What a step costs beside its computation is part of a millisecond: it matters where there is little else."""
+    computes = seen.share("forward") + seen.share("backward")
+    if seen.wall_s > SHORT_STEP_S or computes > MOST_OF_TIME:
+        return None
+    return Finding(
+        kind="short-steps",
+        text=f"a step takes {_ms(seen.wall_s)}, of which {_percent(computes)} is computation, and the rest is what "
+        "every step costs",
+        advice="use a larger batch, or fewer workers for so small a model",
+        share=1 - computes,
+        numbers={"step_s": seen.wall_s, "computes": computes},
+    )
 
 
 def _slow_worker(seen: WorkersSeen) -> Finding | None:
@@ -79,7 +98,7 @@ def _slow_worker(seen: WorkersSeen) -> Finding | None:
     usual_s = statistics.median(one.own_s for one in others)
     error_s = max(slowest.own_error_s, statistics.median(one.own_error_s for one in others))
     excess_s = slowest.own_s - usual_s
-    if excess_s < LEAST_EXCESS * usual_s or excess_s < SURE * error_s:
+    if excess_s < max(LEAST_EXCESS * usual_s, LEAST_EXCESS_S, SURE * error_s):
         return None
     waited_s = statistics.median(one.waiting / one.steps for one in others)
     is_waited_for = seen.lockstep or waited_s > excess_s / 2

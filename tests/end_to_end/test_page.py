@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.end_to_end.commands import clean_environment
 
@@ -96,6 +97,12 @@ def test_a_person_trains_without_typing_a_command(
     page.mouse.move(box["x"] + 112, box["y"] + 195, steps=4)
     page.mouse.up()
     page.locator("#answer .best", has_text="1").wait_for()
+
+    page.locator(".confusion td[role=button]").first.click()
+    page.locator(".panel .pictures canvas").first.wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Weights").click()
+    assert {"fc1.weight", "output.bias"} < load_file(download.value.path()).keys()
 
     before = int(
         page.locator(".tile", has_text="Progress")

@@ -121,6 +121,13 @@ def test_a_lone_worker_can_be_bound_by_its_optimizer() -> None:
     assert (finding.kind, finding.numbers["update_s"]) == ("update-bound", pytest.approx(0.068, rel=0.05))
 
 
+def test_short_steps_are_told_as_such_and_blame_nothing_else() -> None:
+    each = {"compute": 0.0003, "forward": 0.0001, "update": 0.0, "input": 0.0002, "outside": 0.0004}
+    finding = only(start(), *(steps(rank, wall=0.001, **each) for rank in range(2)))
+    assert finding.kind == "short-steps"
+    assert "a step takes 1 ms, of which 30 % is computation" in finding.text
+
+
 def serving(busy: float, server: int) -> Iterator[lines.Record]:
     yield {"kind": "serves", "t": T0, "rank": 2 + server, "server": server}
     for half in range(1, 12):

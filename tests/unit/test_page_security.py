@@ -18,7 +18,8 @@ from tests.page_server import Browser, hear, received, reply, say, serving, writ
 
 PATHS = (
     "/", "/runs", "/runs/a", "/runs/a/curve", "/runs/a/workers", "/runs/a/terminal", "/runs/a/plan", "/runs/a/weights",
-    "/runs/a/graph", "/runs/a/shape", "/runs/a/try", "/runs/a/stop", "/runs/a/resume", "/choices", "/data", "/preview",
+    "/runs/a/graph", "/runs/a/shape", "/runs/a/taken",
+    "/runs/a/try", "/runs/a/stop", "/runs/a/resume", "/choices", "/data", "/preview",
     "/static/main.js", "/sign-out", "/no-such-path",
 )  # fmt: skip
 
@@ -212,6 +213,18 @@ def test_code_of_others_is_not_run(browser: Browser) -> None:
         answer = browser.ask("POST", "/runs", json.dumps({"plan": plan}).encode())
         assert "start it with --allow-code" in answer.json()["error"]
     assert "unknown model" in browser.ask("POST", "/runs", b'{"plan": {"model": "vgg99"}}').json()["error"]
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e400", "", "x", "<b>"])
+def test_a_number_that_is_none_is_refused_in_words(browser: Browser, number: str) -> None:
+    for path in (
+        f"curve?name=step:loss&first=0&last=1&most={number}",
+        f"workers?what=wait&first={number}",
+        f"taken?truth={number}",
+    ):
+        answer = browser.ask("GET", f"/runs/a/{path}")
+        assert answer.status == 400
+        assert "is no whole number" in answer.json()["error"]
 
 
 def test_long_requests_are_refused(browser: Browser) -> None:

@@ -65,6 +65,7 @@ head = "new"
 seed = 11
 save_every = "500 steps"
 keep = 5
+watch_layers = 50
 """
 
 PLAN = Plan(
@@ -92,6 +93,7 @@ PLAN = Plan(
         seed=11,
         save_every="500 steps",
         keep=5,
+        watch_layers=50,
     ),
 )
 
@@ -154,7 +156,7 @@ def test_flags_say_the_same_as_a_file(tmp_path: Path) -> None:
     )
     only_in_files = {
         field: getattr(PLAN.train, field)
-        for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment")
+        for field in ("accumulate", "warm_up", "schedule", "clip_norm", "size", "augment", "watch_layers")
     }
     cluster = msgspec.structs.replace(flags.cluster, replace=PLAN.cluster.replace)
     train = msgspec.structs.replace(flags.train, **only_in_files)
@@ -303,6 +305,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"train": {"size": 0}}, "size=0"),
         ({"train": {"clip_norm": 0}}, "clip_norm=0: it must be above 0"),
         ({"train": {"clip_norm": -1.5}}, "clip_norm=-1.5"),
+        ({"train": {"watch_layers": 0}}, "watch_layers=0: it must be at least 1"),
+        (
+            {"placement": "pipeline", "train": {"watch_layers": 9}},
+            "watch_layers=9: it needs a whole model on a worker, and the placement pipeline divides it",
+        ),
         ({"train": {"seed": -1}}, "seed=-1: it must be from 0"),
         ({"train": {"seed": 2**63}}, f"seed={2**63}"),
         ({"train": {"warm_up": -1.0}}, "warm_up=-1: it must be a number of epochs, 0 or more"),

@@ -1,6 +1,7 @@
 // Which classes are taken for which: a row for each true class.
 
-import { behind, colour, count, el, panel, percent } from "./dom.js";
+import { behind, colour, count, el, paint, panel, percent } from "./dom.js";
+import { ask, runPath } from "./net.js";
 
 const MOST_CLASSES = 40;
 
@@ -11,7 +12,21 @@ export function confusionPanel(run) {
     head: ["class", "samples", "precision", "recall", "F1"],
     body: (run.classes?.per_class ?? []).map((one) => [one.name, count(one.samples), percent(one.precision), percent(one.recall), percent(one.f1)]),
   }));
-  const { root, header } = panel("Confusion matrix", "", place, table);
+  const cell = el("div", { "aria-live": "polite" });
+  const { root, header } = panel("Confusion matrix", "", place, cell, table);
+
+  async function open(truth, taken, names) {
+    cell.replaceChildren(el("p", { class: "quiet" }, "asking the newest checkpoint …"));
+    try {
+      const found = await ask(runPath(run.name, `/taken?truth=${truth}&taken=${taken}`));
+      const said = found.pictures.length ? `held-out pictures of ${names[0]} that are taken for ${names[1]}` : `no held-out picture of ${names[0]} is taken for ${names[1]} at step ${found.step}`;
+      cell.replaceChildren(el("p", { class: "about" }, said), el("div", { class: "pictures" }, found.pictures.map((one) =>
+        el("figure", {}, paint(el("canvas", { role: "img", "aria-label": `held-out sample ${one.label}` }), one.pixels), el("figcaption", {}, `no. ${one.label}`)))));
+    } catch (error) {
+      cell.replaceChildren(el("p", { class: "quiet" }, error.message));
+    }
+  }
+
   header.append(el("span", { class: "spacer" }), told);
   let drawn = "";
 
@@ -33,7 +48,8 @@ export function confusionPanel(run) {
       el("tbody", {}, matrix.slice(0, size).map((row, truth) => {
         const all = row.reduce((sum, times) => sum + times, 0) || 1;
         return el("tr", {}, el("th", { scope: "row" }, name(truth)), row.slice(0, size).map((times, taken) => {
-          const cell = el("td", { title: `${name(truth)} taken for ${name(taken)}: ${count(times)} (${percent(times / all)})` }, times ? count(times) : "");
+          const act = () => open(truth, taken, [name(truth), name(taken)]);
+          const cell = el("td", { ...(times ? { tabindex: "0", role: "button", onclick: act, onkeydown: (event) => { if (event.key === "Enter") act(); } } : {}), title: `${name(truth)} taken for ${name(taken)}: ${count(times)} (${percent(times / all)})` }, times ? count(times) : "");
           if (times) cell.style.background = `color-mix(in srgb, ${truth === taken ? good : bad} ${Math.round(12 + (truth === taken ? 48 : 80) * Math.sqrt(times / all))}%, transparent)`;
           return cell;
         }));
