@@ -54,9 +54,10 @@ def _look(engine: Engine, batch: Any) -> None:
     lengths = engine.first_steps.lengths
     if engine.settings.samples is not None or engine.placed.mesh.feeds == 1 or lengths is None:
         return
-    first, *others = [tensor for tensor in tensors_in(batch) if tensor.dim()] or [None]
-    if first is None:
+    tensors = [tensor for tensor in tensors_in(batch) if tensor.dim()]
+    if not tensors:
         return
+    first, *others = tensors
     given = [feed.audit.given for feed in engine.feeds.open]
     samples = given[0] if len(given) == 1 else _samples_beside(first, others)
     if samples in (1, len(first)) or not may_have(batch, samples):
