@@ -73,8 +73,10 @@ class Versions:
             shutil.rmtree(self.folder / str(self.good.pop(0)))
 
     def replace(self) -> None:
-        """Another model under the number of the newest good one."""
+        """Another model under the number of the newest good one; damaged ones above it would be wanted in its place."""
         number = self.good[-1]
+        for damaged in range(number + 1, self.newest + 1):
+            shutil.rmtree(self.folder / str(damaged), ignore_errors=True)
         place = self.folder / str(number)
         shutil.rmtree(place)
         module = models.build("mlp:hidden=32", (1, 8, 8), 10)
