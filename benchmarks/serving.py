@@ -186,9 +186,9 @@ def weights(place: Path, version: int) -> Path:
     return version_folder.write(place, version, version, files)
 
 
-async def until_answered(port: int, request: bytes, place: Path, version: int) -> float:
+async def until_answered(port: int, request: bytes, place: Path, beside: Path) -> float:
     """Seconds from the rename of a version to the first answer from it, at one connection."""
-    beside = weights(place.parent / "prepared", version)
+    version = int(beside.name)
     loop, seen = asyncio.get_running_loop(), asyncio.Event()
 
     def heard(body: bytes) -> None:
@@ -210,8 +210,8 @@ async def until_answered(port: int, request: bytes, place: Path, version: int) -
 
 async def swapping(port: int, request: bytes, place: Path, versions: range) -> tuple[Turn, Turn]:
     """32 connections before, and while versions are swapped as fast as they come into service."""
-    before = await load(port, request, 32, 1.0)
-    over = asyncio.Event()
+    prepared = [weights(place.parent / "prepared", version) for version in versions]
+    before = await load(port, request, 32, 2.0)
     meanwhile = Turn(0)
     loop = asyncio.get_running_loop()
     clients = [
@@ -219,9 +219,8 @@ async def swapping(port: int, request: bytes, place: Path, versions: range) -> t
         for _ in range(32)
     ]
     asking = requests()["json"]
-    for version in versions:
-        await until_answered(port, asking, place, version)
-    over.set()
+    for beside in prepared:
+        await until_answered(port, asking, place, beside)
     for client in clients:
         client.is_over = True
         client.transport.close()
@@ -285,8 +284,12 @@ def measured(contenders: list[Contender], place: Path, options) -> tuple[Finding
         )
     ours = contenders[0]
     soon_s = [
-        asyncio.run(until_answered(ours.port, contenders[1].request, place, 2 + number))
-        for number in range(options.rounds)
+        asyncio.run(
+            until_answered(
+                ours.port, contenders[1].request, place, weights(place.parent / "prepared", version)
+            )
+        )
+        for version in range(2, 2 + options.rounds)
     ]
     start = 2 + options.rounds
     before, meanwhile = asyncio.run(

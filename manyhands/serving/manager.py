@@ -145,8 +145,9 @@ class VersionManager:
         """Ready versions that are to go: those withdrawn, and those not wanted any more that are not needed."""
         ready = self.ready(model)
         unwanted = [one for one in ready if one not in aspired]
-        if self.policy == AVAILABILITY and aspired and len(unwanted) == len(ready):
-            unwanted = unwanted[:-1]  # the newest answers until one that is wanted does
+        if self.policy == AVAILABILITY and len(unwanted) == len(ready):
+            # The newest answers until one that is wanted does; also where all folders are gone for a moment.
+            unwanted = unwanted[:-1]
         withdrawn = self._of(model, lambda state: state.phase is VersionPhase.READY and bool(state.reason))
         yield from (*unwanted, *withdrawn)
 

@@ -70,5 +70,6 @@ class VersionSource:
             found = manifest.read(place).sequence if number is None else number
         except (OSError, CheckpointError):
             return
-        mark = f"{status.st_ino}-{status.st_mtime_ns}"
+        # The later one of two folders that had the same number one after the other comes last in their order.
+        mark = f"{status.st_mtime_ns:020}-{status.st_ino}"
         yield ModelVersion(model=self.model, version=max(found, 1), mark=mark, place=place)

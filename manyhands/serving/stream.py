@@ -15,7 +15,7 @@ NEWEST, PREVIOUS = "newest", "previous"
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class ModelVersion:
-    """One version of one model on the disk. The mark changes when the folder is another one of the same number."""
+    """One version of one model on the disk. A folder that takes the place of another has a higher mark."""
 
     model: str
     version: int

@@ -239,6 +239,13 @@ def test_extremes(results: Results) -> None:
     assert [len(turn) for each in turns.values() for turn in each] == [16, 1]
 
 
+def test_serving(results: Results) -> None:
+    found = results("serving")
+    assert found["counts"]["swaps"] == 2
+    assert found["counts"]["failed"] == 0
+    assert len(found["renamed_to_answer_s"]) == 1
+
+
 def test_soak(results: Results) -> None:
     (found,) = results("soak").values()
     assert len(found["looks"]) > 5
