@@ -29,6 +29,7 @@ from manyhands.planner.operations import Scope
 from manyhands.planner.passes import InnerLink, PassCost, pass_cost
 from manyhands.planner.record import Recorded, record
 from manyhands.planner.roles import Role, SpanFacts, role_of, spans_of
+from manyhands.planner.stragglers import slowest
 from manyhands.planner.ways import HostSplit, Way
 from manyhands.servers.protocol.service import Service
 
@@ -202,7 +203,9 @@ def conditions(facts: Facts, way: Way, host: HostSplit, pick: Pick = best) -> Co
     beside = max(1.0, host.processes / role.neighbours) if mesh.members > 1 else 1.0
     link = link_cost(facts.cluster, way, pick, beside)
     touch_s = kappa / kind.host.kernels.bytes_per_s
-    inside = InnerLink(pick(split.meeting_s), pick(split.sum_cpu_s) * kappa * 2)
+    meeting_s = pick(split.meeting_s) * crowding + SLICE_S * later(kappa * split.threads - MEMORY_BOUND, 0.0)
+    jitter = split.jitter or next((each.jitter for each in kind.host.splits if each.jitter), ())
+    inside = InnerLink(meeting_s, pick(split.sum_cpu_s) * kappa * 2)
     if way.host_count > 1 and host.processes % mesh.members:  # a replica lies on several hosts
         inside = InnerLink(link.latency_s, link.busy_s_per_byte + link.cpu_s_per_byte * kappa)
     return Conditions(
@@ -210,16 +213,17 @@ def conditions(facts: Facts, way: Way, host: HostSplit, pick: Pick = best) -> Co
         role=role,
         spans=spans,
         recorded=record(way.parsed, role, spans),
-        passing=pass_cost(model, mesh, way.placed, facts.batch, whole, inside),
+        passing=pass_cost(
+            model, mesh, way.placed, facts.batch, whole, inside, slowest(jitter, mesh.members) - 1
+        ),
         wall_per_cpu=kappa,
         update_s=pick(split.update_cpu_s) * kappa / PARAMETER_BYTES,
         add_s=pick(split.sum_cpu_s) * kappa,
         touch_s=touch_s,
-        meeting_s=pick(split.meeting_s) * crowding
-        + SLICE_S * later(kappa * split.threads - MEMORY_BOUND, 0.0),
+        meeting_s=meeting_s,
         session_s=pick(kind.host.step_cpu_s) * kappa * split.threads,
         link=link,
-        jitter=split.jitter or next((each.jitter for each in kind.host.splits if each.jitter), ()),
+        jitter=jitter,
         cores=kind.host.cores / host.processes / _overlap(facts.cluster, way, kind),
         threads=host.threads,
         crowding=crowding,
