@@ -9,11 +9,11 @@ import pytest
 from manyhands.lab import ratios
 from manyhands.lab.rounds import (
     CONTROL,
-    RoundsEnd,
-    RoundLimits,
     PairedRounds,
-    TurnClocks,
+    RoundLimits,
+    RoundsEnd,
     RoundsVerdict,
+    TurnClocks,
     noise,
 )
 from manyhands.lab.taking_turns import ContenderLost
