@@ -162,10 +162,9 @@ def _facts(options: argparse.Namespace, job: "ProbedJob") -> "Facts":
     import msgspec
 
     from manyhands.planner import this_host
-    from manyhands.planner.cluster_file import read_cluster
+    from manyhands.planner.cluster_file import cluster_of, words_in
 
-    if options.cluster is not None and not options.cluster.exists():
-        raise UsageError(f"there is no cluster file {options.cluster}; give the path of a TOML file")
+    words = None if options.cluster is None else words_in(options.cluster)  # before anything is measured
     with measuring() as report:
         found = this_host.measured(
             job,
@@ -174,10 +173,10 @@ def _facts(options: argparse.Namespace, job: "ProbedJob") -> "Facts":
             on_measure=lambda why: say(f"plan      this host is measured with {job.name}, since {why}"),
         )
     facts = found.facts(options.strategy)
-    if options.cluster is None:
+    if words is None:
         return facts
     (here,) = facts.cluster.hosts
-    return msgspec.structs.replace(facts, cluster=read_cluster(options.cluster, here.host))
+    return msgspec.structs.replace(facts, cluster=cluster_of(words, here.host))
 
 
 def _write(path: Path, report: Any) -> None:

@@ -220,7 +220,8 @@ def run(options: argparse.Namespace) -> int:
         )
     code = end_of_run(outcome, out, train_goes_on)
     if code == 0:
-        report(_summary(out), out, options, expected=held_against(chosen, out))
+        expected = held_against(chosen, out)  # which writes into the summary
+        report(_summary(out), out, options, expected=expected)
     return code
 
 

@@ -109,6 +109,8 @@ class PairedRounds:
             before_s = self.clock()
             drawn.shuffle(self._present)
             for name in self._present:
+                if number and self.clock() - began_s > self.limits.seconds:
+                    break  # each has had a turn, and the time is over
                 on_turn(number, name)
                 self._take(name)
             self._present = [name for name in self._present if name.removesuffix(CONTROL) not in self.lost]

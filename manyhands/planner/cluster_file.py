@@ -72,8 +72,17 @@ class ClusterWords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def read_cluster(path: Path, measured: HostFacts) -> ClusterFacts:
     """The cluster of a file, with this machine's measurements for what the file says nothing of."""
+    return cluster_of(words_in(path), measured)
+
+
+def words_in(path: Path) -> ClusterWords:
+    """What a file says, as far as it can be right without any machine."""
     words = _words(path)
     _check(words, path)
+    return words
+
+
+def cluster_of(words: ClusterWords, measured: HostFacts) -> ClusterFacts:
     hosts = tuple(
         HostsOfKind(
             host=_host(section, measured),

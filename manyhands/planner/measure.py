@@ -157,6 +157,7 @@ def _assembled(
             splits=tuple(found),
             step_cpu_s=fitted.step_cost(host.measured[single]),
             process_bytes=max(0, looked["memory"]["before"]["fair"] - model.bytes),
+            spread=control,  # a run differs from the probe as two turns of the same split do
         ),
         model=model,
         batch=looked["batch"],

@@ -9,6 +9,7 @@ sharded     each layer's parameters come twice and its gradients go once through
 import itertools
 from dataclasses import dataclass
 from functools import lru_cache
+from math import sqrt
 from typing import Any
 
 from manyhands.placement.mesh import Mesh
@@ -40,20 +41,33 @@ class InnerLink:
 
 
 def pass_cost(
-    model: ModelFacts, mesh: Mesh, placement: Any, samples: int, whole_s: Any, inside: InnerLink
+    model: ModelFacts,
+    mesh: Mesh,
+    placement: Any,
+    samples: int,
+    whole_s: Any,
+    inside: InnerLink,
+    ahead: float = 0.0,
 ) -> PassCost:
-    """`whole_s(samples)` is the wall time of a pass of the whole model on one worker."""
+    """`whole_s(samples)` is the wall time of a pass of the whole model on one worker; `ahead` is how much longer than
+    a worker's own pass the slowest of a replica's workers takes."""
     cost = PassCost(whole_s(samples))
+    if mesh.members == 1:
+        return cost
     if mesh.ways > 1:
         cost = _divided(model, mesh.ways, samples, cost, inside)
     if mesh.stages > 1:
         cost = _staged(model, mesh, placement, samples, whole_s, cost, inside)
+    meetings = 1
+    if mesh.ways > 1 or mesh.shards > 1:
+        meetings = max(1, len(model.layers))
     if mesh.shards > 1:
         share = (mesh.shards - 1) / mesh.shards
-        fetched = 3 * 2 * share * model.bytes * inside.s_per_byte
-        meetings = 3 * max(1, len(model.layers)) * inside.latency_s
-        cost = PassCost(cost.compute_s, cost.exchange_s + fetched + meetings, cost.waiting_s)
-    return cost
+        fetched = 3 * 2 * share * model.bytes * inside.s_per_byte + 3 * meetings * inside.latency_s
+        cost = PassCost(cost.compute_s, cost.exchange_s + fetched, cost.waiting_s)
+    # Layers differ between workers as passes do, and √layers times as much; handshake, gate and commit come on top.
+    waiting = cost.compute_s * ahead * sqrt(meetings) + 3 * inside.latency_s
+    return PassCost(cost.compute_s, cost.exchange_s, cost.waiting_s + waiting)
 
 
 def _divided(model: ModelFacts, ways: int, samples: int, cost: PassCost, inside: InnerLink) -> PassCost:

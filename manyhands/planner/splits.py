@@ -30,6 +30,7 @@ ANSWER_S = 120.0
 TURN_S = 0.1
 """How long a turn takes, about: longer ones find another machine than those before."""
 _BY_SIGNAL = 128
+_FEW = 2  # of one alone, layers that normalise over a batch would say no
 _LONG_STEP_S = 2.0
 _MOST_STEPS = 60
 
@@ -93,7 +94,6 @@ class DividedHost:
     lost: dict[str, str] = field(default_factory=dict)
     """Why a split cannot run, as a person should read it."""
     measured: dict[str, Measured] = field(default_factory=dict)
-
     seen_s: dict[str, float] = field(default_factory=dict)
     """Wall seconds per sample of each split in its first steps: rough, and enough to know where to look."""
     memory_of_half: dict[str, list[Answer]] = field(default_factory=dict)
@@ -185,9 +185,9 @@ class DividedHost:
         self._turns.start(_key(split, kind), begin)
 
     def _warm_up(self, split: Split, kind: str) -> None:
-        """The first steps are slower; they begin with half a batch, so that each size's memory shows in the peak."""
+        """The first steps are slower. They begin with few samples, then half a batch: each size shows in the peak."""
         key, name = _key(split, kind), split.name
-        first = self._turns.ask(key, {"steps": 1}, START_S)
+        first = self._turns.ask(key, {"steps": 1, "samples": _FEW}, START_S)
         self._batch[name] = batch = int(first[0]["batch"])
         self._turns.ask(key, {"steps": 2, "samples": max(1, batch // 2)}, ANSWER_S)
         if kind == POOLED:

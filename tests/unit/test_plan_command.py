@@ -87,7 +87,7 @@ def test_a_script_is_measured_as_it_is(tmp_path: Path, known_host: list[dict[str
         (["--workers", "3"], "no way is left of those asked for"),
         (["--strategy", "all-reduse"], "did you mean all-reduce"),
         (["--placement", "pipelin"], "did you mean pipeline"),
-        (["--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml"),
+        (["--cluster", "nowhere.toml"], "cannot read the cluster file nowhere.toml"),
         (["--svg", "/nowhere/plan.svg"], "give --svg a path that can be written"),
         (["--model", "nothing"], "unknown model 'nothing'"),
     ],
@@ -102,3 +102,13 @@ def test_a_time_that_is_none(capsys: Said) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "--within", "soon"])
     assert "write it as 90min, 2h or 1d" in capsys.readouterr().err
+
+
+def test_a_wrong_cluster_file_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: Said, known_host: list[dict[str, Any]]
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER.replace("count = 4", "count = -4"))
+    assert main(["plan", "--cluster", str(file)]) == 2
+    assert "count = -4: it must be above 0" in capsys.readouterr().err
+    assert known_host == []
