@@ -80,6 +80,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/extremes.py
 	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/network.py
 	for section in servers traffic hiding stragglers accuracy; do $(BIN)/python benchmarks/strategies.py $$section; done
 	for section in pipeline shards equality; do $(BIN)/python benchmarks/placements.py $$section; done
 	$(MAKE) numbers

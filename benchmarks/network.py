@@ -25,6 +25,9 @@ Turn = list[dict[str, Any]]
 
 CONTENDERS = {
     "ours": ["ours"],
+    "ours-int8": ["ours", "--codec", "int8"],
+    "ours-one-bit": ["ours", "--codec", "one-bit"],
+    "ours-power-sgd": ["ours", "--codec", "power-sgd"],
     "ddp": ["ddp"],
     "ddp-fp16": ["ddp", "--hook", "fp16"],
     "ddp-power-sgd": ["ddp", "--hook", "power-sgd"],
@@ -32,6 +35,9 @@ CONTENDERS = {
 }
 TITLES = {
     "ours": "ours",
+    "ours-int8": "ours, int8",
+    "ours-one-bit": "ours, one-bit",
+    "ours-power-sgd": "ours, PowerSGD-4",
     "ddp": "DDP (Gloo)",
     "ddp-fp16": "DDP, fp16 hook",
     "ddp-power-sgd": "DDP, PowerSGD-4 hook, one bucket",

@@ -43,7 +43,8 @@ def ddp(model: nn.Module, optimizer: Optimizer, hook: str | None) -> tuple[int, 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("contender", choices=["ours", "ddp", "plain"])
-    parser.add_argument("--hook")
+    parser.add_argument("--hook", help="of DDP")
+    parser.add_argument("--codec", help="of ours")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--job", choices=ALL, required=True)
     parser.add_argument("--batch", type=int, required=True)
@@ -60,6 +61,8 @@ def main() -> None:
     }
     if options.contender != "ours":
         os.environ.update(theirs)
+    elif options.codec:
+        os.environ[local.CODEC] = options.codec
     torch.set_num_threads(1)
     job = ALL[options.job]
     model, optimizer = build(job)

@@ -4,15 +4,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from manyhands.comm.between import BetweenHosts, SpanSums
 from manyhands.comm.codecs.codec import Codec
+from manyhands.comm.codecs.power_sgd import PowerSGD
 from manyhands.comm.comm import Comm, Spanned, Sums
-from manyhands.comm.two_shots import CodedLane, CodedPart, CodedSum, coded_parts
+from manyhands.comm.low_rank import THIRD, LowRankCut, LowRankSum, low_rank_cut
+from manyhands.comm.two_shots import FIRST, SECOND, CodedLane, CodedPart, CodedSum, coded_parts
 
+SHOTS = (FIRST, SECOND, THIRD)
 AHEAD = 4  # spans whose first shot is under way before this worker waits for the oldest of them
+
+_Cuts = dict[int, Any]  # by span: how it is cut, which is the same in every step
+_Directions = dict[int, list[Tensor]]  # by span: those of the step before
 
 
 class CodedHosts(Comm):
@@ -23,8 +28,13 @@ class CodedHosts(Comm):
         self.rank, self.size = inner.rank, inner.size
         self._codec = codec
         self._lanes = lanes
-        self._parts: dict[int, list[CodedPart]] = {}  # by span
+        self._cuts: _Cuts = {}
+        self._directions: _Directions = {}
         self._steps = 0  # in this generation
+
+    def forget(self) -> None:
+        """A run that resumes from here begins without what the steps before have found."""
+        self._directions.clear()
 
     def sum_(self, vector: Tensor) -> None:
         self.inner.sum_(vector)
@@ -48,7 +58,13 @@ class CodedHosts(Comm):
         return self.inner.start_quick(vector)
 
     def sums(self, replica: Spanned) -> Sums:
-        step = _CodedStep(self._lanes, self._codec.at(replica.steps), replica, self._parts, self._steps)
+        codec = self._codec.at(replica.steps)
+        if isinstance(codec, PowerSGD):
+            step: _CodedStep = _LowRankStep(
+                self._lanes, codec, replica, self._cuts, self._directions, self._steps
+            )
+        else:
+            step = _TwoShotStep(self._lanes, codec, replica, self._cuts, self._steps)
         self._steps += 1
         return SpanSums(self, replica, step.begin)
 
@@ -56,42 +72,81 @@ class CodedHosts(Comm):
 class _CodedStep:
     """The coded sums of one step."""
 
-    def __init__(
-        self,
-        lanes: Mapping[int, CodedLane],
-        codec: Codec,
-        replica: Spanned,
-        parts: dict[int, list[CodedPart]],
-        made: int,
-    ) -> None:
-        self._lanes, self._codec, self._replica, self._known = lanes, codec, replica, parts
-        self._made = made  # steps of this generation before this one
-        self._under_way: list[CodedSum] = []
+    def __init__(self, lanes: Mapping[int, CodedLane], replica: Spanned, cuts: _Cuts, made: int) -> None:
+        """`made` are the steps of this generation before this one."""
+        self._lanes, self._replica, self._cuts, self._made = lanes, replica, cuts, made
+        self._to_answer: list[CodedSum | LowRankSum] = []
+        self._to_reply: list[CodedSum | LowRankSum] = []
 
     def begin(self, span: Any) -> Callable[[], None]:
         """Send a span's first shot, and the second of one that was sent before; calling what it returns waits."""
-        vector, errors = self._replica.gradient(span), self._replica.errors
+        errors = self._replica.errors
         before, after = errors.of(span, self._made) if errors else (None, None)
-        lane = self._lanes[self._replica.lane(span)]
-        one = CodedSum(lane, self._codec, vector, self._parts(span, lane), before, after)
+        one = self._sum(span, self._replica.gradient(span), before, after)
         one.send()
-        self._under_way.append(one)
-        if len(self._under_way) > AHEAD:
-            self._under_way.pop(0).answer()
+        self._to_answer.append(one)
+        self._to_reply.append(one)
+        if len(self._to_answer) > AHEAD:
+            self._to_answer.pop(0).answer()
         return partial(self._finish, one)
 
-    def _finish(self, one: CodedSum) -> None:
-        while self._under_way:  # all second shots leave before this worker waits for the first of them
-            self._under_way.pop(0).answer()
+    def _finish(self, one: CodedSum | LowRankSum) -> None:
+        while self._to_answer:  # all shots leave before this worker waits for the first of them
+            self._to_answer.pop(0).answer()
+        while self._to_reply:
+            self._to_reply.pop(0).reply()
         one.finish()
 
-    def _parts(self, span: Any, lane: CodedLane) -> list[CodedPart]:
-        if span.index not in self._known:
-            length = span.stop - span.start
-            matrices = self._replica.matrices(span)
-            self._known[span.index] = coded_parts(length, len(lane.ranks), matrices)
-        return self._known[span.index]
+    def _lane(self, span: Any) -> CodedLane:
+        return self._lanes[self._replica.lane(span)]
+
+    def _sum(
+        self, span: Any, vector: Tensor, before: Tensor | None, after: Tensor | None
+    ) -> CodedSum | LowRankSum:
+        raise NotImplementedError
 
 
-def can_code(dtype: torch.dtype) -> bool:
-    return dtype == torch.float32
+class _TwoShotStep(_CodedStep):
+    """By a codec that makes messages of vectors."""
+
+    def __init__(
+        self, lanes: Mapping[int, CodedLane], codec: Codec, replica: Spanned, cuts: _Cuts, made: int
+    ) -> None:
+        super().__init__(lanes, replica, cuts, made)
+        self._codec = codec
+
+    def _sum(self, span: Any, vector: Tensor, before: Tensor | None, after: Tensor | None) -> CodedSum:
+        lane = self._lane(span)
+        parts: list[CodedPart] | None = self._cuts.get(span.index)
+        if parts is None:
+            parts = coded_parts(span.stop - span.start, len(lane.ranks), self._replica.matrices(span))
+            self._cuts[span.index] = parts
+        return CodedSum(lane, self._codec, vector, parts, before, after)
+
+
+class _LowRankStep(_CodedStep):
+    """By thin factors of the sum."""
+
+    def __init__(
+        self,
+        lanes: Mapping[int, CodedLane],
+        codec: PowerSGD,
+        replica: Spanned,
+        cuts: _Cuts,
+        directions: _Directions,
+        made: int,
+    ) -> None:
+        super().__init__(lanes, replica, cuts, made)
+        self._rank, self._directions, self._seed = codec.rank, directions, replica.steps
+
+    def _sum(self, span: Any, vector: Tensor, before: Tensor | None, after: Tensor | None) -> LowRankSum:
+        assert after is not None, "it keeps an error"
+        lane = self._lane(span)
+        cut: LowRankCut | None = self._cuts.get(span.index)
+        if cut is None:
+            pieces, widths = self._replica.matrices(span), self._replica.widths(span)
+            cut = self._cuts[span.index] = low_rank_cut(span.stop - span.start, pieces, widths, self._rank)
+        if span.index not in self._directions:
+            self._directions[span.index] = cut.start(self._rank, self._seed << 20 | span.index)
+        owner = span.index % len(lane.ranks)
+        return LowRankSum(lane, cut, self._directions[span.index], vector, before, after, owner)

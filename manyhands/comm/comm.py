@@ -40,6 +40,8 @@ class Spanned(Protocol):
 
     def matrices(self, span: Any) -> Sequence[slice]: ...
 
+    def widths(self, span: Any) -> Sequence[int]: ...
+
     used: Tensor
     steps: int
 

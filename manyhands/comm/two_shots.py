@@ -82,7 +82,6 @@ class CodedSum:
         self._others = [host for host in range(len(lane.ranks)) if host != lane.mine]
         self._arriving: list[tuple[int, Tensor, Handle]] = []
         self._leaving: list[Handle] = []
-        self.is_answered = False
 
     def send(self) -> None:
         """The first shot."""
@@ -112,12 +111,12 @@ class CodedSum:
             self._keep(own, message)
         self._take(own, message)
         self._send(SECOND, self._others, message)
-        self.is_answered = True
+
+    def reply(self) -> None:
+        """Two shots are all."""
 
     def finish(self) -> None:
         """Return when the sum is here, and all that this host sends has left."""
-        if not self.is_answered:
-            self.answer()
         for host, message in self._arrived():
             self._take(self._parts[host], message)
         while self._leaving:

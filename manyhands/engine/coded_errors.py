@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from manyhands.comm.coded import CodedHosts
 from manyhands.engine.engine import Engine
 from manyhands.replica.replica import Replica
 
@@ -20,6 +21,8 @@ def collect(engine: Engine) -> dict[str, Tensor]:
     errors, world = engine.replica.errors, engine.placed.peers
     if errors is None:
         return {}
+    if isinstance(engine.comm, CodedHosts):
+        engine.comm.forget()
     found: dict[str, Tensor] = {}
     if engine.replica.leads:
         whole = errors.whole(engine.progress.steps_here)

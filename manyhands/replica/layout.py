@@ -122,9 +122,18 @@ def coded_pieces(layout: Layout, span: Span) -> list[slice]:
     norms, of one dimension, are few, and much depends on each."""
     return [
         slice(max(place.start, span.start) - span.start, min(place.stop, span.stop) - span.start)
-        for place in (layout.places[index] for index in span.places)
-        if len(place.shape) > 1 and place.stop - place.start >= SMALLEST_CODED
+        for place in _coded_places(layout, span)
     ]
+
+
+def coded_widths(layout: Layout, span: Span) -> list[int]:
+    """The same tensors as matrices: how long their rows are."""
+    return [prod(place.shape[1:]) for place in _coded_places(layout, span)]
+
+
+def _coded_places(layout: Layout, span: Span) -> list[Place]:
+    places = (layout.places[index] for index in span.places)
+    return [one for one in places if len(one.shape) > 1 and one.stop - one.start >= SMALLEST_CODED]
 
 
 def table_rows(layout: Layout) -> list[slice]:

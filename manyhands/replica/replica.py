@@ -18,7 +18,7 @@ from manyhands.replica.gradients.error_memory import ErrorMemory
 from manyhands.replica.gradients.hooks import OnReady
 from manyhands.replica.gradients.in_advance import GradientsInAdvance
 from manyhands.replica.gradients.tables import Tables
-from manyhands.replica.layout import Span, coded_pieces
+from manyhands.replica.layout import Span, coded_pieces, coded_widths
 from manyhands.replica.neighbours import Neighbours
 from manyhands.replica.optimizer.abilities import abilities_of, needs_closure, runs_whole
 from manyhands.replica.optimizer.hyper_parameters import hyper_parameters, set_hyper_parameters
@@ -167,6 +167,10 @@ class Replica:
     def matrices(self, span: Span) -> Sequence[slice]:
         """Which elements of a span belong to matrices, or to tensors of more dimensions, and not to small ones."""
         return coded_pieces(self.layout, span)
+
+    def widths(self, span: Span) -> Sequence[int]:
+        """How long the rows of these matrices are."""
+        return coded_widths(self.layout, span)
 
     def stretch(self, first: Span, last: Span) -> Tensor:
         """The sum over the workers of this replica from one span to another; all between are complete."""

@@ -9,10 +9,13 @@ from torch.nn import functional
 
 from manyhands.comm import codecs
 from manyhands.comm.codecs import CODECS, Codec
+from manyhands.comm.codecs.power_sgd import PowerSGD
+from manyhands.comm.coded import SHOTS
+from manyhands.comm.low_rank import LowRankSum, low_rank_cut
 from manyhands.comm.two_shots import CodedLane, CodedPart, CodedSum, coded_parts
 from manyhands.data import load
 from manyhands.replica.gradients.error_memory import ErrorMemory
-from manyhands.replica.layout import Layout, Shape, coded_pieces, lay_out
+from manyhands.replica.layout import Layout, Shape, coded_pieces, coded_widths, lay_out
 from manyhands.replica.memory import Alone
 from tests.worlds import ThreadTransport, run_threads
 
@@ -32,13 +35,22 @@ def sum_coded(
     made: int,
 ) -> None:
     """The sum of a vector over all threads, in place."""
-    lane = CodedLane(range(transport.size), transport.rank, [transport, transport])
+    lane = CodedLane(range(transport.size), transport.rank, [transport] * len(SHOTS))
     for span in layout.spans:
         before, after = errors.of(span, made) if errors else (None, None)
-        parts = coded_parts(span.stop - span.start, transport.size, coded_pieces(layout, span))
-        one = CodedSum(lane, codec, vector[span.slice], parts, before, after)
+        length, pieces = span.stop - span.start, coded_pieces(layout, span)
+        if isinstance(codec, PowerSGD):
+            assert after is not None
+            cut = low_rank_cut(length, pieces, coded_widths(layout, span), codec.rank)
+            assert cut.matrices, "there is something to make thin"
+            first = cut.start(codec.rank, made)
+            one: CodedSum | LowRankSum = LowRankSum(lane, cut, first, vector[span.slice], before, after, 1)
+        else:
+            parts = coded_parts(length, transport.size, pieces)
+            one = CodedSum(lane, codec, vector[span.slice], parts, before, after)
         one.send()
         one.answer()
+        one.reply()
         one.finish()
 
 

@@ -40,6 +40,7 @@ OPTIONS = {
     "placements-equality": ["equality"],
     "placements-shards": ["shards"],
     "placements-pipeline": ["pipeline"],
+    "network": ["--jobs", "small-mlp", "--contenders", "ours", "ddp"],
     "strategies-servers": ["servers", "--jobs", "small-mlp", "--contenders", "ours", "rpc"],
     "strategies-traffic": ["traffic", "--cases", "ring"],
     "strategies-hiding": ["hiding"],
@@ -95,7 +96,9 @@ Results = Callable[[str], dict[str, Any]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Some at the same time: most of each is starting processes, and nothing here is about speed."""
-    no_hosts = dict.fromkeys(["strategies-traffic", "strategies-hiding", "attacks"], WHY_NO_HOSTS is not None)
+    no_hosts = dict.fromkeys(
+        ["strategies-traffic", "strategies-hiding", "attacks", "network"], WHY_NO_HOSTS is not None
+    )
     left_out = {"collectives": not HAS_MPICH, **no_hosts}
     names = [name for name in OPTIONS if not left_out.get(name)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -205,6 +208,12 @@ def test_traffic(results: Results) -> None:
 def test_hiding(results: Results) -> None:
     found = results("strategies-hiding")
     assert_ratios(found["ratios"], ["double-buffer ÷ no exchange", "ring ÷ no exchange"])
+
+
+@pytest.mark.skipif(WHY_NO_HOSTS is not None, reason=str(WHY_NO_HOSTS))
+def test_network(results: Results) -> None:
+    (found,) = results("network").values()
+    assert_ratios(found["ratios"], ["DDP (Gloo) ÷ ours"])
 
 
 def test_stragglers(results: Results) -> None:

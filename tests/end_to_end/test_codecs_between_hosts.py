@@ -79,6 +79,9 @@ def test_codecs_between_hosts(tmp_path: Path) -> None:
         assert len({one["bits"] for one in found}) == 1, f"{codec}: hosts have different bits"
         assert {one["resumed"] for one in found} == {found[0]["bits"]}, f"{codec}: what it left out is saved"
         assert found[0]["losses"][-1] < found[0]["losses"][0], codec
+        if CODECS[codec].is_low_rank:
+            assert sum(one["sent"] for one in found) < 2 * 4 * (coded + plain) / 10, codec
+            continue
         # Two hosts send half of it twice; the numbers of the handshake come on top.
         formula = 2 * (codecs.parse(codec).size_bytes(coded) + 4 * plain)
         assert sum(one["sent"] for one in found) == pytest.approx(formula, rel=0.03, abs=4000), codec

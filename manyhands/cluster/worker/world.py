@@ -22,7 +22,7 @@ from manyhands.cluster.worker.rendezvous import (
 from manyhands.cluster.worker.server_context import ServerContext
 from manyhands.comm.between import BetweenHosts, lane_count, lane_ranks
 from manyhands.comm.codecs.codec import Codec, NoCodec
-from manyhands.comm.coded import CodedHosts
+from manyhands.comm.coded import SHOTS, CodedHosts
 from manyhands.comm.comm import Comm
 from manyhands.comm.row_links import RowLinks
 from manyhands.comm.row_table import RowTable
@@ -35,7 +35,7 @@ from manyhands.comm.transports.host import Host
 from manyhands.comm.transports.mailbox import SLOT_BYTES, SLOTS, MailboxTransport
 from manyhands.comm.transports.routed import RoutedTransport
 from manyhands.comm.transports.transport import Transport
-from manyhands.comm.two_shots import FIRST, SECOND, CodedLane
+from manyhands.comm.two_shots import CodedLane
 
 CHANNELS = 2  # of a schedule over a network
 CODED = 1 << 20  # the first channel of coded sums, far from those of rows, of which each layer has two
@@ -147,7 +147,7 @@ class World:
             return self.between_hosts()
         lanes = {}
         for lane in self._between.mine():
-            shots = [self._remote(CODED + 2 * lane + shot) for shot in (FIRST, SECOND)]
+            shots = [self._remote(CODED + len(SHOTS) * lane + shot) for shot in SHOTS]
             lanes[lane] = CodedLane(lane_ranks(self.hosts, lane), self._between.rank, shots)
         return CodedHosts(self._between, codec, lanes)
 

@@ -8,6 +8,7 @@ from manyhands.comm.codecs.fp16 import Fp16
 from manyhands.comm.codecs.int4 import Int4
 from manyhands.comm.codecs.int8 import Int8
 from manyhands.comm.codecs.one_bit import OneBit
+from manyhands.comm.codecs.power_sgd import PowerSGD
 from manyhands.comm.codecs.top_k import TopK
 
 __all__ = ["CODECS", "DEFAULT", "Codec", "GarbledMessage", "describe", "parse"]
@@ -21,6 +22,7 @@ CODECS: dict[str, type[Codec]] = {
     "int4": Int4,
     "one-bit": OneBit,
     "top-k": TopK,
+    "power-sgd": PowerSGD,
 }
 
 DEFAULT = "none"
@@ -30,6 +32,7 @@ _KNOWN_ELSEWHERE = {
     **dict.fromkeys(("float8", "e4m3", "8-bit-float"), "fp8"),
     **dict.fromkeys(("bfloat16", "bf16-compress"), "bf16"),
     **dict.fromkeys(("1bit", "1-bit", "onebit", "1-bit-sgd", "signsgd"), "one-bit"),
+    **dict.fromkeys(("powersgd", "low-rank"), "power-sgd"),
     **dict.fromkeys(("dgc", "topk", "deep-gradient-compression"), "top-k"),
     **dict.fromkeys(("qsgd", "8-bit", "8bit"), "int8"),
     **dict.fromkeys(("4-bit", "4bit"), "int4"),

@@ -29,6 +29,9 @@ class Codec:
     is_sparse: ClassVar[bool] = False
     """Whether a message has some of the elements only."""
 
+    is_low_rank: ClassVar[bool] = False
+    """Whether it finds thin factors of the sum, and has no message for a vector."""
+
     def at(self, step: int) -> Codec:
         """The codec for the step that follows after so many."""
         return self
