@@ -134,6 +134,7 @@ class Engine:
         self.told_data: tuple[Any, float] = None, 0.0
         self.pending: Any = None  # what is in gradients that wait for an update (`lower_level.py`)
         self.accumulates = False  # whether the script has made several of them wait at a time
+        self.has_graphs = False  # whether the script has gone back from a loss of its own
         self.buffers_before: list[Tensor] = []  # the step, where it may be left out
         self.change_is_due = False  # all workers know that the members of the run are to change
         self.answering = 0  # what a worker has asked for and all workers are doing now
@@ -261,6 +262,12 @@ class Engine:
             self.say_once(twins.look([row[MOST:] for row in used.values()[:: self.generation.copies]]))
         if twins.is_over:
             self.twins = None
+
+    def keep_graphs(self) -> None:
+        """The memory of this generation is about to go. A graph that the script has made with the model, as a GAN's for
+        both of its sessions, may lead back into the parameters there."""
+        if self.holds_state and (self.has_graphs or len(self.siblings.open) > 1):
+            self.replica.memory.keep_values()
 
     def end(self) -> None:
         """This worker takes part in nothing more, and records the last step that it has committed."""

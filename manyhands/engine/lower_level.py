@@ -89,6 +89,7 @@ def backward(engine: Engine, given: Sequence[Any], samples: float | None = None,
     backward pass of the script has left gradients.
     """
     _admit(engine)
+    engine.has_graphs |= not given or is_loss_itself(given)
     progress = engine.progress
     samples = None if samples is None else float(samples)
     if not engine.siblings.is_in_loop and progress.outside < progress.outside_before:

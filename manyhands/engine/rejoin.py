@@ -286,9 +286,9 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
     is_whole = have[placed.peers.rank]
     inherit(replica, old if is_whole else None, comm, placed.peers, have)
     if members.take_over(placed.mesh.peers()):
-        # A worker that has taken a part over has none, and its replica evaluates together.
-        replica.eval_batch = None
+        replica.eval_batch = None  # the worker that took a part over has none; a replica evaluates together
     coded_errors.inherit(engine, replica, old)
+    engine.keep_graphs()
     engine.strategy.regroup(replica, comm, is_new=not is_whole)
 
 

@@ -117,6 +117,9 @@ class Memory:
     def decide(self, steps: int, *, parts: int) -> None:
         """This generation is over, and so many of its steps count, in all parts of the replica."""
 
+    def keep_values(self) -> None:
+        """What still shows parameters, as a graph that the script is to go back through, is this worker's own now."""
+
     def release(self) -> None:
         """Give the vectors back."""
 
@@ -144,10 +147,13 @@ class PrivateMemory(Memory):
         if self._device.type == "cpu":
             super().require(vector_bytes, states)
 
+    def keep_values(self) -> None:
+        if self._pool is not None and self._params is not None:
+            self._pool.keep_values(self._params)
+
     def release(self) -> None:
+        self.keep_values()
         if self._pool is not None:
-            if self._params is not None:
-                self._pool.keep_values(self._params)
             for vector in self._borrowed:
                 self._pool.give_back(vector)
 
@@ -200,12 +206,15 @@ class SharedMemory(Memory):
     def seal(self) -> None:
         self._to = self._host.arena.used
 
+    def keep_values(self) -> None:
+        if self._host.size > 1 and self._params is not None:
+            self._host.arena.keep_values(self._params)
+
     def release(self) -> None:
         self._host.barrier()
         if self._host.size == 1:
             return
-        if self._params is not None:
-            self._host.arena.keep_values(self._params)
+        self.keep_values()
         self._host.barrier()
         if self.leads:
             self._host.arena.give_back(self._from, self._to)

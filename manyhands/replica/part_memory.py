@@ -79,10 +79,13 @@ class PartMemory(SharedMemory):
         for part in range(parts):
             self._place.of(part).decide(self._generation, steps)
 
-    def release(self) -> None:
-        self._host.barrier()
+    def keep_values(self) -> None:
         if self._params is not None:
             self._arena.keep_values(self._params)
+
+    def release(self) -> None:
+        self._host.barrier()
+        self.keep_values()
         self._host.barrier()
         if self.leads:
             self._arena.give_back(self._arena.start, self._arena.used)

@@ -12,6 +12,7 @@ from manyhands import cli, placement, spec, strategies
 from manyhands.cluster.launchers import slurm
 from manyhands.comm.collectives import TOPOLOGIES
 from manyhands.data import DATASETS
+from manyhands.job.plan import AUTO
 from manyhands.models import MODELS
 from tests.end_to_end.commands import run
 from tests.pages import DOCS, PAGES, README, ROOT, Block, blocks, rows
@@ -73,8 +74,9 @@ def test_commands_are_understood(block: Block, line: str, capsys: pytest.Capture
         strategies.parse(options.strategy)
     elif options.verb == "train":
         assert options.spec is None or (ROOT / options.spec).exists()
-        assert options.strategy is None or strategies.parse(options.strategy)
-        placement.parse(options.placement or placement.DEFAULT).mesh((options.workers or (2, 2))[0])
+        assert options.strategy in (None, AUTO) or strategies.parse(options.strategy)
+        workers = 2 if options.workers in (None, AUTO) else options.workers[0]
+        placement.parse(options.placement or placement.DEFAULT).mesh(workers)
         assert options.model is None or spec.split(options.model)[0] in MODELS
         assert options.data is None or spec.split(options.data)[0] in DATASETS
 
