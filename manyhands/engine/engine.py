@@ -91,6 +91,8 @@ class Engine:
     generation: Generation
     class_report: ClassReport | None = None
     """Of the last evaluation that has counted by class."""
+    has_graphs = False
+    """Whether the script has gone back from a loss of its own."""
 
     def __init__(self, training: Training, settings: Settings, world: World, member: Member | None) -> None:
         self.training = training
@@ -134,7 +136,6 @@ class Engine:
         self.told_data: tuple[Any, float] = None, 0.0
         self.pending: Any = None  # what is in gradients that wait for an update (`lower_level.py`)
         self.accumulates = False  # whether the script has made several of them wait at a time
-        self.has_graphs = False  # whether the script has gone back from a loss of its own
         self.buffers_before: list[Tensor] = []  # the step, where it may be left out
         self.change_is_due = False  # all workers know that the members of the run are to change
         self.answering = 0  # what a worker has asked for and all workers are doing now

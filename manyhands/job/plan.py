@@ -305,7 +305,10 @@ def _check_section(section: Any, kind: type[msgspec.Struct], where: str) -> None
             raise UsageError(_unknown(word, kind, f"{where.replace('[', 'unknown key in [')}"))
         try:
             msgspec.convert(value, hints[word])
-        except msgspec.ValidationError:
+        except (
+            msgspec.ValidationError,
+            UnicodeEncodeError,
+        ):  # the second of half a character, which JSON may have
             choices = get_args(hints[word]) or (hints[word],)
             raise UsageError(
                 f"{where} {word} = {_written(value)}: {_EXPECTED[choices[0]]} is expected"
@@ -313,8 +316,9 @@ def _check_section(section: Any, kind: type[msgspec.Struct], where: str) -> None
 
 
 def _written(value: Any) -> str:
-    """As the file has it."""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    """As the file has it, in characters that can be printed."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _text(section: Mapping[str, Any], where: str) -> str:
