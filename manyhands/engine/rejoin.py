@@ -189,6 +189,7 @@ def _enter(engine: Engine, world: World, new: NewGeneration | None) -> bool:
         engine.siblings.joint.undo(engine.number)
         _inherit(engine, world, old or left, members, built)
         _catch_up(engine, world, old, members, new)
+        engine.keep_graphs()
     elif not replica.is_served:  # else the servers have given all workers the parameters
         spread(replica, comm, placed.peers)
     copies = _complete(engine, replica, world, place)
@@ -288,7 +289,6 @@ def _inherit(engine: Engine, world: World, old: Replica | None, members: _Member
     if members.take_over(placed.mesh.peers()):
         replica.eval_batch = None  # the worker that took a part over has none; a replica evaluates together
     coded_errors.inherit(engine, replica, old)
-    engine.keep_graphs()
     engine.strategy.regroup(replica, comm, is_new=not is_whole)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from manyhands.comm.transports.arena import Arena
 from manyhands.comm.transports.host import Host
 from manyhands.replica.layout import Layout
 from manyhands.replica.memory import Memory, SharedMemory
@@ -13,9 +14,12 @@ class ServerMemory(Memory):
 
     is_served = True
 
-    def __init__(self, layout: Layout, params: Tensor, grads: Tensor, fills: bool, host: Host | None) -> None:
+    def __init__(
+        self, layout: Layout, params: Tensor, grads: Tensor, fills: bool, host: Host | None, arena: Arena
+    ) -> None:
         """`fills`: whether this worker's first values go there. Where the workers of a host share a cache of the
-        parameters, it is in the memory of `host`."""
+        parameters, it is in the memory of `host`. `arena` has the parameters, if other processes see them."""
+        self._arena = arena
         self.layout = layout
         self.fills = fills
         self._params, self._grads = params, grads
@@ -40,6 +44,9 @@ class ServerMemory(Memory):
 
     def seal(self) -> None:
         self._shared.seal()
+
+    def keep_values(self) -> None:
+        self._arena.keep_values(self._params)
 
     def release(self) -> None:
         self._shared.release()

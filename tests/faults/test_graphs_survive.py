@@ -73,11 +73,12 @@ def alone() -> list[Tensor]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", ["all-reduce", "ring"])
+@pytest.mark.parametrize("strategy", ["all-reduce", "ring", "parameter-server:sync"])
 def test_a_graph_of_before_a_death_still_gives_the_gradient(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "gan.py").write_text(SCRIPT)
     left = tmp_path / "left.pt"
-    words = ["launch", "--workers", "2", "--strategy", strategy, "gan.py", str(left)]
+    servers = ["--servers", "1"] if "server" in strategy else []
+    words = ["launch", "--workers", "2", *servers, "--strategy", strategy, "gan.py", str(left)]
     done = manyhands(*words, cwd=tmp_path)
     assert done.code == 0, done.err
     assert "worker 1 died (killed by SIGKILL)" in done.out + done.err

@@ -75,7 +75,9 @@ class Arena:
         as a `state_dict` that the script has taken, keeps its values when the range is given back."""
         start = vector.data_ptr() // PAGE * PAGE
         stop = -(-(vector.data_ptr() + vector.numel() * vector.element_size()) // PAGE) * PAGE
-        regions = [one for one in self._maps if _address(one) <= start and stop <= _address(one) + len(one)]
+        regions = [
+            one for one in self._maps if _address(one) <= start and stop <= _address(one) + _whole(one)
+        ]
         if not regions or not vector.numel():
             return
         values = ctypes.string_at(start, stop - start)
@@ -92,6 +94,11 @@ class Arena:
             ):  # a tensor still lives in it; the memory goes with that tensor
                 region.close()
         os.close(self.fd)
+
+
+def _whole(region: mmap.mmap) -> int:
+    """Its bytes to the end of its last page, all of which is mapped."""
+    return -(-len(region) // PAGE) * PAGE
 
 
 def _address(region: mmap.mmap) -> int:

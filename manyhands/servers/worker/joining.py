@@ -65,7 +65,7 @@ def join(
     # What servers of this host own may be changing as this worker comes.
     fills = (rank == 0 and not has_begun) or (rank == speaker and not is_in_place)
     memory = ServerMemory(
-        scheme.layout, vectors.params, vectors.grads, fills, host if service.cached else None
+        scheme.layout, vectors.params, vectors.grads, fills, host if service.cached else None, arena
     )
     replica = served_replica(part, optimizer, memory, lanes=group.rank_info.servers)
     servers = None
