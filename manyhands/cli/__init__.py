@@ -19,13 +19,13 @@ Many hands make light work: one training script, any published way of distributi
 
 Start here:
   manyhands train                                   a small network on real digits, 2 workers
-  manyhands train --model resnet20 --data cifar10 --fetch
+  manyhands train --model resnet20 --data cifar10 --fetch     published data, downloaded once
   manyhands launch --workers 4 script.py            your own script, see `manyhands launch --help`
   manyhands plan --model vgg16 --data cifar10       which way is fastest here, and why
   manyhands serve runs/mine                         answers from what is trained, also while it is trained
   manyhands list strategies                         what --strategy can be, with the papers
   manyhands show resnet20                           its layers, shapes, parameters and costs
-  manyhands doctor                                  what this machine can do
+  manyhands doctor                                  what this machine can do; with a run, what is wrong with it
   manyhands dash                                    all of it on a page in your browser, live
 """
 
@@ -35,7 +35,7 @@ def build() -> "_Parser":
         prog="manyhands", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"manyhands {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=_Parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", parser_class=_Parser)
     for verb in (train, launch, planning, probe, export, serve, list, show, convert, doctor, dash):
         verb.add_to(verbs)
     return parser

@@ -37,11 +37,12 @@ Check = tuple[str, str, str]  # "ok", "note" or "bad"; what; details
 def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "doctor",
-        help="what this machine can do and what is wrong with it",
-        description="Check cores, memory, shared memory, libraries and network emulation, risky things in "
-        "processes of their own. Exit code 1 if something needed is missing. Given the directory of a run: "
-        "what is wrong with it, from its records, as which worker the others wait for and in what; and, while it goes "
-        "on, which of its processes on this host listen at which ports, and what protects these.",
+        help="what is wrong with this machine, or with a run",
+        description="Check cores, memory, shared memory, libraries and network emulation, risky things in processes\n"
+        "of their own. Exit code 1 if something needed is missing.\n\n"
+        "Given the directory of a run: say from its records what is wrong with it, for example which worker the\n"
+        "others wait for, and why; and, while it goes on, which of its processes on this host listen at which\n"
+        "ports, and what protects these.",
         epilog="examples:\n  manyhands doctor                     one line per finding: ok, note or bad\n"
         "  manyhands doctor && manyhands train  train only where nothing needed is missing\n"
         "  manyhands doctor runs/mine           what is wrong with that run, and its open ports on this host",

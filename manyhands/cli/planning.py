@@ -23,12 +23,13 @@ examples:
   manyhands plan script.py --lr 0.1                    your own script, measured up to its first steps
   manyhands plan --model vgg16 --data cifar10 --cluster cluster.toml    machines that are not here
   manyhands plan --cluster cluster.toml --within 2h    the cheapest number of them that is done in 2 hours
-  manyhands plan --json > plan.json                    all of it, for programs
+  manyhands plan --json > ways.json                    all of it, for programs
   manyhands plan --svg plan.svg                        the predicted steps as a picture
 
-This machine is measured once with the job (about 20 s; `manyhands probe` does it, too), and what was found is kept.
-The first line marked → is what `train --strategy auto --workers auto` would run: the fastest way whose steps equal
-those of one process, and the simplest of those that cannot be told apart (=). Other ways are shown for what they are.
+This machine is measured once with the job (about 20 s), and what was found is kept; `manyhands probe` measures again.
+The line marked → is the fastest way whose steps equal those of one process, and the simplest of those that cannot be
+told apart (=). `train --strategy auto --workers auto` would run it, but keeps to the placement of --placement. Other
+ways are shown for what they are.
 
 a cluster file has kinds of hosts and the link between them:
   [[hosts]]
@@ -48,7 +49,7 @@ a cluster file has kinds of hosts and the link between them:
   latency_us = 60
 """
 
-_LIMITS = ("strategy", "placement", "workers", "threads", "servers", "hosts")
+_LIMITS = ("strategy", "placement", "workers", "threads", "servers")
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -73,7 +74,6 @@ def add_to(verbs: Any) -> None:
         metavar="T",
         help="with --cluster: the cheapest way that is done in 90min, 2h, 1d",
     )
-    parser.add_argument("--again", action="store_true", help="measure this machine again, whatever was kept")
     parser.add_argument("--explain", action="store_true", help="the numbers behind each term")
     parser.add_argument(
         "--json", action="store_true", help="print all of it as JSON and nothing else on stdout"
@@ -89,7 +89,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="B", help="samples per worker and step (default 32)")
     parser.add_argument("--optimizer", metavar="O", help="as sgd:lr=0.05,momentum=0.9")
     parser.add_argument(
-        "--epochs", type=float, metavar="N", help="for the time that a run takes (default 12)"
+        "--epochs", type=float, metavar="N", help="for the time that a run takes (default: the file's, or 12)"
     )
 
 
@@ -101,7 +101,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--servers", type=int, metavar="N", help="plan so many servers, for strategies with servers"
     )
-    parser.add_argument("--hosts", type=int, metavar="N", help="with --cluster: plan so many hosts alone")
 
 
 def _seconds(text: str) -> float:
@@ -127,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     _check_names(wanted)
     facts = _facts(options, job)
     choice = search(facts, wanted)
-    report = plan_report.PlanReport(choice=choice, epochs=options.epochs or 12)
+    report = plan_report.PlanReport(choice=choice, epochs=options.epochs or job.epochs or 12)
     if options.cluster is not None:
         report = plan_report.with_curves(report, options.within)
     if options.svg is not None:
@@ -139,13 +138,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name in ("workers", "threads", "servers", "hosts", "epochs", "batch"):
+    for name in ("workers", "threads", "servers", "epochs", "batch"):
         value = getattr(options, name)
         if value is not None and not 0 < value < 1e9:
             raise UsageError(f"--{name} {value:g}: it must be above 0")
-    for name in ("within", "hosts"):
-        if getattr(options, name) is not None and options.cluster is None:
-            raise UsageError(f"--{name} is for --cluster FILE, which says what hosts there are")
+    if options.within is not None and options.cluster is None:
+        raise UsageError("--within is for --cluster FILE, which says what hosts there are")
 
 
 def _check_names(wanted: "WayLimits") -> None:
@@ -168,7 +166,6 @@ def _facts(options: argparse.Namespace, job: "ProbedJob") -> "Facts":
     with measuring() as report:
         found = this_host.measured(
             job,
-            anew=options.again,
             report=report,
             on_measure=lambda why: say(f"plan      this host is measured with {job.name}, since {why}"),
         )

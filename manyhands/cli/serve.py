@@ -15,7 +15,7 @@ examples:
   manyhands serve runs/mine                          the newest checkpoint, and each later one as soon as it is saved
   manyhands serve digits=runs/a birds=models/birds   several models: of runs, of folders that `export` writes to
   manyhands serve serve.toml                         labels, shares of traffic, batching, limits: see below
-  manyhands serve runs/mine --host 0.0.0.0 --tokens tokens.toml --certificate cert.pem --key key.pem
+  manyhands serve runs/mine --host 0.0.0.0 --tokens tokens.toml --tls cert.pem key.pem
 
 then, at http://127.0.0.1:8000:
   GET  /                                             a page to try it
@@ -45,7 +45,7 @@ def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "serve",
         help="answer from trained models over HTTP, by version, also while they train",
-        description="Serve runs and exported models over HTTP. A version that fails to load, or is much worse than "
+        description="Serve runs and exported models over HTTP. A version that fails to load, or is much worse than\n"
         "the one before it, is reported and not served; the old one goes on.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -66,10 +66,11 @@ def add_to(verbs: Any) -> None:
         help="package.module:callable that a version may name as its model or data",
     )
     parser.add_argument(
-        "--tokens", metavar="FILE", help="who may ask what; needed unless --host is this machine's own"
+        "--tokens", metavar="FILE", help="who may ask what; needed unless --host is 127.0.0.1"
     )
-    parser.add_argument("--certificate", metavar="FILE", help="for TLS, in PEM, with --key")
-    parser.add_argument("--key", metavar="FILE", help="of the certificate")
+    parser.add_argument(
+        "--tls", nargs=2, metavar=("CERT", "KEY"), help="encrypt, with a certificate and its key (PEM)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -88,8 +89,10 @@ def run(options: argparse.Namespace) -> int:
     settings = read_settings(Path(files[0])) if files else ServeSettings(models=named_sources(words))
     given = {
         name: value
-        for name in ("host", "port", "processes", "threads", "tokens", "certificate", "key")
+        for name in ("host", "port", "processes", "threads", "tokens")
         if (value := getattr(options, name)) is not None
     }
+    if options.tls is not None:
+        given["certificate"], given["key"] = options.tls
     allow = (*settings.allow, *(options.allow or ()))
     return asyncio.run(serve(msgspec.structs.replace(settings, **given, allow=allow), say))

@@ -28,8 +28,8 @@ def add_to(verbs: Any) -> None:
     parser = verbs.add_parser(
         "show",
         help="a model's layers: shapes, parameters, costs",
-        description="Show the layers of a model of the zoo, or of your own: the shapes that go in and out, parameters, "
-        "floating-point operations of a forward pass, and with --time how long each takes here.",
+        description="Show the layers of a model of the zoo, or of your own: the shapes that go in and out,\n"
+        "parameters, floating-point operations of a forward pass, and with --time how long each takes here.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

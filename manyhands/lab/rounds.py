@@ -52,7 +52,7 @@ class RoundLimits:
     most_rounds: int = 40
     seconds: float = 20.0
     halving_every: int = 3
-    """PairedRounds."""
+    """Rounds."""
     hopeless: float = 3.0
     """Times the seconds of the best."""
 
@@ -102,7 +102,7 @@ class PairedRounds:
         self._present = list(self.turns)
 
     def run(self, on_turn: Callable[[int, str], None] = lambda number, name: None) -> RoundsVerdict:
-        """PairedRounds until one of the ends above; `on_turn` hears of every turn that begins."""
+        """Rounds until one of the ends above; `on_turn` hears of every turn that begins."""
         drawn = random.Random(self.seed)
         began_s, number, longest_s = self.clock(), 0, 0.0
         while True:

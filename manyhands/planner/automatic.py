@@ -84,7 +84,7 @@ class Chosen:
         others = [each for each in self.choice.table if str(each.way.hosts) != str(best.way.hosts)]
         if others:
             said += f"; {others[0].way} would make {others[0].rate:,.0f}"
-        if not self.choice.is_clear and len(self.choice.ties) > 1:
+        if not self.choice.is_clear:
             said += f"; the simplest of {len(self.choice.ties)} that cannot be told apart"
         where = "measured before" if self.measured.was_kept else f"measured in {probe.took_s:.0f} s"
         return f"{said}; {where}"
@@ -99,9 +99,9 @@ def choose(
     """Probe this host with the job, or take the probe that was kept, and search; `more` is for `this_host.measured`."""
     workers, threads = words.held()
     found = this_host.measured(job, workers=workers, threads=threads, report=report, **more)
-    choice = search(found.facts(None if "strategy" in words.auto else words.strategy), words.wanted())
+    choice = search(found.facts(), words.wanted())
     best = choice.best
-    learned = found.learned(best.way.strategy)
+    learned = found.learned(best.way.strategy)  # facts() of it would widen twice
     slowest, fastest = (best.samples / rate for rate in best.interval())
     predicted = PredictedStep(step_s=best.seconds, low_s=fastest, high_s=slowest, terms_s=dict(best.terms))
     split = best.way.hosts[0]

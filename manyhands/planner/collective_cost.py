@@ -37,6 +37,7 @@ class Demand:
     added: float = 0.0
     """Σ over all rounds of the largest share that one rank adds up."""
     inner_rounds: float = 0.0
+    """In which something passes inside hosts, and nothing between them."""
     inner: float = 0.0
     """Σ over rounds that stay inside hosts of the largest share that one rank takes."""
     largest: float = 1.0
@@ -51,13 +52,16 @@ def seconds(
     s_per_byte: Amount,
     add_s: Amount,
     inner_s: Amount,
+    meeting_s: Amount = 0.0,
 ) -> Amount:
-    """Of one sum of so many bytes; `inner_s` is per byte that passes through a host's memory."""
+    """Of one sum of so many bytes; `inner_s` is per byte that passes through a host's memory, and `meeting_s` what it
+    takes until a worker of the host sees that something is there: in every round, however little that is."""
     stripes = max(1.0, size_bytes * demand.largest / (PIECE_BYTES * SIDE_BY_SIDE))
     through = demand.crossing * s_per_byte + demand.added * add_s + demand.inner * inner_s
     steady = demand.busiest * s_per_byte + demand.added * add_s + demand.inner * inner_s
     return (
         demand.rounds * latency_s
+        + demand.inner_rounds * meeting_s
         + through * (size_bytes / stripes)
         + steady * (size_bytes * (stripes - 1) / stripes)
     )
@@ -122,7 +126,7 @@ def _demand(schedule: Schedule, each: int) -> Demand:
         inner = max((share for (kind, _), share in here.items() if kind == "inner"), default=0.0)
         total["rounds"] += crossing > 0
         total["crossing"] += crossing
-        total["inner_rounds"] += inner > 0
+        total["inner_rounds"] += inner > 0 and not crossing
         total["inner"] += inner
         total["added"] += max((share for (kind, _), share in here.items() if kind == "added"), default=0.0)
         for (kind, host), share in here.items():

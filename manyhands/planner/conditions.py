@@ -132,8 +132,10 @@ class Conditions:
             size_bytes,
             latency_s=self.link.latency_s,
             s_per_byte=self.link.busy_s_per_byte,
-            add_s=self._moving_s,
+            # Inside a host a schedule adds as many bytes as the host's own sum, and passes them on besides.
+            add_s=self._moving_s if role.hosts > 1 else self.add_s,
             inner_s=self.mailbox_s,
+            meeting_s=self.meeting_s,
         )
 
     def swap_s(self, size_bytes: float) -> Amount:
@@ -192,9 +194,8 @@ def conditions(facts: Facts, way: Way, host: HostSplit, pick: Pick = best) -> Co
     kind = kind_of(facts.cluster, host.kind)
     split = split_of(kind.host, host)
     mesh, traits, model = way.mesh, way.traits, facts.model
-    workers = mesh.replicas * mesh.shards if mesh.shards == 1 else mesh.replicas
-    hosts = max(1, min(way.host_count, workers))
-    role = role_of(traits, workers, hosts, facts.batch, divisible=model.divisible_optimizer)
+    hosts = max(1, min(way.host_count, mesh.replicas))
+    role = role_of(traits, mesh.replicas, hosts, facts.batch, divisible=model.divisible_optimizer)
     spans = spans_of(model, mesh.members)
     crowding = crowding_of(facts.cluster, way, kind)
     kappa = pick(split.wall_per_cpu) * crowding

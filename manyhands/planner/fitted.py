@@ -56,7 +56,7 @@ def fit(
         sample_cpu_s=_estimate(per_sample),
         wall_per_cpu=_estimate(draws.medians(walls, _STRETCH)) if walls else ONE,
         update_cpu_s=_estimate(updates / max(1, parameters)),
-        sum_cpu_s=_estimate(_sums(draws, split, measured, costs[sizes[-1]], updates) / max(1, added)),
+        sum_cpu_s=_estimate(_sums(draws, split, measured, sizes[-1]) / max(1, added)),
         meeting_s=_estimate(draws.medians(measured.meetings_s)) if measured.meetings_s else NOTHING,
         jitter=tuple(measured.wall_s[-_KEPT_STEPS:]),
         measured_batches=tuple(sizes),
@@ -94,14 +94,14 @@ def _line(costs: dict[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return largest - slope * most, slope
 
 
-def _sums(
-    draws: _Draws, split: Split, measured: Measured, passes: np.ndarray, updates: np.ndarray
-) -> np.ndarray:
-    """What pooling adds to a worker's step: its updates are divided, its gradients added to the host's sum."""
+def _sums(draws: _Draws, split: Split, measured: Measured, batch: int) -> np.ndarray:
+    """What pooling adds to a worker's step: its updates are divided, its gradients added to the host's sum. Turn by
+    turn, as a small difference of large figures must be; every other turn has workers apart with a whole batch."""
     if split.processes == 1:
         return np.zeros(DRAWS + 1)
-    apart = passes + draws.medians(measured.rest) + updates / split.processes
-    more: np.ndarray = np.maximum(0.0, draws.medians(measured.whole) - apart)
+    turns = zip(measured.whole[::2], measured.passes[batch], measured.rest, measured.updates, strict=False)
+    added = [whole - passes - rest - update / split.processes for whole, passes, rest, update in turns]
+    more: np.ndarray = np.maximum(0.0, draws.medians(added))
     return more
 
 

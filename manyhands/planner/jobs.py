@@ -38,7 +38,7 @@ def of_plan(plan: Plan) -> ProbedJob:
         "size": plan.train.size,
         "augment": plan.train.augment,
     }
-    return ProbedJob(name=plan.model, command=command, known_by=known)
+    return ProbedJob(name=plan.model, command=command, known_by=known, epochs=plan.train.last_epoch)
 
 
 def of_script(words: Sequence[str], name: str) -> ProbedJob:

@@ -39,6 +39,8 @@ class ProbedJob:
     """What the workers of a split run under a strategy."""
     known_by: Mapping[str, object]
     """By what its measurements are known again."""
+    epochs: int | None = None
+    """How many it asks for, where that is known: not measured, but what a person wants the time of."""
 
 
 class HostProbe(msgspec.Struct, frozen=True, kw_only=True):

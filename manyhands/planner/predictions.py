@@ -1,8 +1,9 @@
 """The ledger of predictions: what was predicted of each run that a plan chose, and what it then did.
 
-A prediction learns from those before it: with x_i = log(measured ÷ predicted) of n runs of the same job and strategy on
-this host, the next one is multiplied by exp(Σ x_i ÷ (n + 2)), which believes one run by a third and ten by five sixths;
-what then remains of the x_i widens its interval.
+A prediction learns from those before it: with x_i = log(measured ÷ priced) of n runs of the same job and strategy on
+this host, the next price is multiplied by exp(Σ x_i ÷ (n + 2)), which believes one run by a third and ten by five
+sixths; what then remains of the x_i widens its interval. x_i is of the price before it was multiplied: of what is left
+after it, the factor would never learn more than half.
 """
 
 import fcntl
@@ -31,6 +32,8 @@ class PredictedStep(msgspec.Struct, frozen=True, kw_only=True):
     high_s: float
     terms_s: dict[str, float] = {}
     """What it consists of: compute, exchange, wait, update."""
+    factor: float = 1.0
+    """By which earlier runs have multiplied what was priced."""
 
 
 class PredictedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +84,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
             low_s=prediction.low_s * self.factor / wider,
             high_s=prediction.high_s * self.factor * wider,
             terms_s={name: value * self.factor for name, value in prediction.terms_s.items()},
+            factor=prediction.factor * self.factor,
         )
 
 
@@ -95,7 +99,7 @@ def record(run: PredictedRun, out: Path | None) -> None:
 def learned(host: str, job: str, strategy: str) -> Learned:
     """From the latest runs of the same job and strategy on the same host."""
     errors = [
-        run.log_ratio
+        run.log_ratio + math.log(run.predicted.factor)
         for run in runs(cache_folder.folder() / FILE)
         if (run.host, run.job, run.strategy) == (host, job, strategy)
     ][-_LATEST:]
@@ -118,7 +122,7 @@ def runs(path: Path) -> list[PredictedRun]:
             run = msgspec.json.decode(line, type=PredictedRun)
         except (ValueError, RecursionError):
             continue
-        if 0 < run.measured_s < math.inf and 0 < run.predicted.step_s < math.inf:
+        if all(0 < each < math.inf for each in (run.measured_s, run.predicted.step_s, run.predicted.factor)):
             found.append(run)
     return found
 

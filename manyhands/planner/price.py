@@ -100,15 +100,14 @@ def assemble(
 ) -> Prediction:
     """One result of what the workers of each kind of host spend in so many steps."""
     steps, terms = [], []
-    for found, spent, count in kinds:
+    floor = _cores_floor(facts, way, kinds)
+    for _, spent, count in kinds:
         own = {name: seconds / count for name, seconds in spent.terms.items()}
         total = spent.total_s / count
-        floor = _cores_floor(facts, way, kinds)
         missing = later(floor - total, 0.0)
         own["waiting"] = own["waiting"] + missing
         steps.append(total + missing)
         terms.append(own)
-        del found
     feeds = way.mesh.feeds * facts.batch
     if way.traits.lockstep or len(steps) == 1:
         slowest = max(range(len(steps)), key=lambda index: typical(steps[index]))

@@ -44,7 +44,7 @@ def scaled(
         step_cpu_s=measured.step_cpu_s.times(flops),
         process_bytes=measured.process_bytes,
         measured=False,
-        spread=math.expm1(math.hypot(math.log1p(LEAST_SPREAD), apart)),
+        spread=math.expm1(math.hypot(math.log1p(LEAST_SPREAD), math.log1p(measured.spread), apart)),
     )
 
 

@@ -104,20 +104,23 @@ def _refined(facts: Facts, fitting: list[Prediction]) -> list[Prediction]:
 
 
 def tied(facts: Facts, ranked: list[Prediction]) -> list[Prediction]:
-    """Those that cannot be told from the first. Other splits of the same hosts differ by what was measured: the A/A
-    figure says how far that goes. On the same splits the draws decide, which both ways have in common."""
+    """Those that cannot be told from the first. Ways that were measured apart differ by what was measured: the A/A
+    figure says how far that goes. Where both have the same coefficients the draws decide, which they have in common."""
     first = ranked[0]
-    split = _splits(first.way)
+    coefficients = _coefficients(first.way)
     found = []
     for each in ranked:
-        near = TIE if _splits(each.way) == split else max(TIE, facts.indistinct)
+        near = TIE if _coefficients(each.way) == coefficients else max(TIE, facts.indistinct)
         if each is first or each.rate >= first.rate * (1 - near) or surely_slower(each, first) < SURELY:
             found.append(each)
     return found
 
 
-def _splits(way: Way) -> set[tuple[str, int, int]]:
-    return {(host.kind, host.processes, host.threads) for host in way.hosts}
+def _coefficients(way: Way) -> tuple[object, ...]:
+    """By which measurements a way is priced: those of its splits; and what a sum in a host's memory costs was measured
+    by itself, apart from messages and servers."""
+    splits = {(host.kind, host.processes, host.threads) for host in way.hosts}
+    return splits, way.traits.topology == "native", way.servers > 0
 
 
 def surely_slower(one: Prediction, other: Prediction) -> float:

@@ -4,9 +4,9 @@ With M servers, one after the other on each host, S bytes, and on a host w worke
 step keeps the host's link busy for  d · (w · (M − m) ÷ M + v · m ÷ M) · S · β:  its workers' pushes and its servers'
 answers leave by it, and as much comes in (1 ≤ d ≤ 2: how far the two directions disturb each other). A server's
 processor makes W additions and one update for each team that gathers, or W updates. The slower of the two decides.
-Under rules that gather every worker
-pushes the same span at about the same time; otherwise workers come at their own times, the queue is never empty for
-long, and a worker waits as in a closed network of W customers: mean value analysis, R_k = D (1 + Q_{k−1}).
+Under rules that gather, every worker pushes the same span at about the same time; otherwise workers come at their own
+times, the queue is never empty for long, and a worker waits as in a closed network of W customers: mean value analysis,
+R_k = D (1 + Q_{k−1}).
 
 Servers that share cores with workers take time from them: the floor in `price.py`, and `simulation.py`.
 """
@@ -97,11 +97,13 @@ class ServerQueue:
 
     def applied(self, moment: Amount) -> Amount:
         """When all that is pushed is applied, and the answer is here."""
-        answer = 2 * self._conditions.link.latency_s if self.remote and not self._is_beside else 0.0
+        # There and back: over the link, or until the server and then the worker of the same host is awake.
+        across = self.remote and not self._is_beside
+        answer = 2 * (self._conditions.link.latency_s if across else self._conditions.meeting_s)
         # The last group comes with all others of its kind, is applied, and goes back.
         last = min(self._conditions.spans.bytes, GROUP_BYTES) * self._conditions.link.busy_s_per_byte
         end = later(self._free, moment) + self._tail
-        if self.remote and not self._is_beside:
+        if across:
             end = end + last * (later(self._crossing, 1.0) if self.gathers else 1.0)
         self._tail = 0.0 * end
         self._free = end

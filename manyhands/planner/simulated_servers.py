@@ -78,7 +78,8 @@ class SimulatedServers:
 
     def _send(self, source: int, target: int, size_bytes: float) -> Events:
         """Message after message leaves a host; pieces of those from several hosts enter another in turn."""
-        if source == target:
+        if source == target:  # through memory: the process that is told of it wakes up
+            yield self._env.timeout(float(self._conditions.meeting_s))
             return
         arrivals = []
         with self._out[source].request() as turn:

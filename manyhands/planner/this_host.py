@@ -1,6 +1,7 @@
 """The facts of this host and a job: from a probe that was kept, where it holds, else measured now."""
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import msgspec
 
 from manyhands.comm.transports.free_memory import available_bytes
 from manyhands.planner import kept_probes, predictions
+from manyhands.planner.explain import duration
 from manyhands.planner.facts import ClusterFacts, Facts, HostsOfKind
 from manyhands.planner.measure import HostProbe, ProbedJob, Report, probe_host
 
@@ -37,8 +39,15 @@ class HostMeasured:
             batch=probe.batch,
             indistinct=probe.indistinct,
             past_error=self.learned(strategy).spread if strategy else 0.0,
-            notes=probe.notes,
+            notes=(*probe.notes, *self._age()),
         )
+
+    def _age(self) -> tuple[str, ...]:
+        """What a person should know who has changed something since."""
+        if not self.was_kept:
+            return ()
+        ago = duration(max(1.0, time.time() - self.probe.made_at))
+        return (f"this host was measured with this job {ago} ago; `manyhands probe` measures it again",)
 
     def learned(self, strategy: str) -> predictions.Learned:
         return predictions.learned(self.host, self.job, strategy)

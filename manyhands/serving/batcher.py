@@ -75,7 +75,7 @@ class QueuedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """InputRows of several requests that go through the model together, as so many rows as `size` says."""
+    """Rows of several requests that go through the model together, as so many rows as `size` says."""
 
     handle: int
     row_shape: tuple[int, ...]

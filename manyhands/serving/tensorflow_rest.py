@@ -29,7 +29,7 @@ _STATES = {
 
 
 class PredictCall(msgspec.Struct, frozen=True):
-    """InputRows (`instances`), or one tensor (`inputs`)."""
+    """Rows (`instances`), or one tensor (`inputs`)."""
 
     instances: list[Any] | None = None
     inputs: Any = None

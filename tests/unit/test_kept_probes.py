@@ -172,6 +172,14 @@ def test_predictions_learn_from_those_before(tmp_path: Path, cache: Path) -> Non
     assert stat.S_IMODE((cache / predictions.FILE).stat().st_mode) == 0o600
 
 
+def test_a_machine_that_is_always_slower_is_learned_wholly(tmp_path: Path, cache: Path) -> None:
+    """Each run is held against what the runs before it have made of the price."""
+    for _ in range(20):
+        predicted = predictions.learned("h", "j", "s").applied(STEP)
+        predictions.record(msgspec.structs.replace(ran(1.5), predicted=predicted), tmp_path)
+    assert predictions.learned("h", "j", "s").factor == pytest.approx(1.5, rel=0.05)
+
+
 def test_nothing_is_written_through_a_link(tmp_path: Path, cache: Path) -> None:
     target = tmp_path / "target"
     target.write_text("mine")
