@@ -66,7 +66,7 @@ class DistributedDataParallel(nn.Module):
         """False while gradients of several passes add up on this worker, as inside of `no_sync`."""
         self._settings = {name: value for name, value in settings.items() if name not in _HOW_TO_SEND}
         self._made: list[Session] = []
-        self._samples = 0
+        self._samples = self._shared = 0  # of this pass; and how many passes went to all workers
         self._is_due = self._is_updating = False
         if optimizers := _optimizers_of(module):
             self._begin(optimizers)
@@ -128,7 +128,7 @@ class DistributedDataParallel(nn.Module):
 
     def _await_backward(self, output: Any, samples: int) -> None:
         """A backward pass through what the model gave has its samples, and it may be that no pass comes."""
-        syncs, seen = self.require_backward_grad_sync, False
+        syncs, seen = self.require_backward_grad_sync, -1
         generation = self.session.engine.generation
 
         def begins(gradient: Tensor) -> None:
@@ -138,8 +138,8 @@ class DistributedDataParallel(nn.Module):
                     "workers have come or gone between a forward pass of the wrapped model and its backward pass, "
                     "whose memory went with them; start again from the last checkpoint, or let mh.session make the step"
                 )
-            if not seen:
-                seen = True
+            if seen != self._shared:  # else another tensor of this output; a graph may have several passes
+                seen = self._shared
                 self._samples += samples
                 self._is_due = syncs
 
@@ -155,6 +155,7 @@ class DistributedDataParallel(nn.Module):
 
     def _share(self) -> None:
         samples, self._samples = self._samples, 0
+        self._shared += 1
         self.session.backward(samples=max(1, samples))
 
     def _update(self, has_closure: bool) -> bool:

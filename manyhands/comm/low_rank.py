@@ -129,9 +129,15 @@ class LowRankSum:
             self._leaving.pop()[1].wait()
         if not bool(torch.isfinite(self._after.sum())):
             self._after.zero_()  # a gradient that is not finite must not come again
-        for one in self._directions:
-            if not bool(torch.isfinite(one.sum())):
-                one.fill_(1.0)
+        self._renew()
+
+    def _renew(self) -> None:
+        """A direction that led nowhere, as where the gradient of a step was zero or not finite, would stay so: others
+        by chance take its place, the same on all hosts."""
+        for number, one in enumerate(self._directions):
+            lost = ~(torch.isfinite(one).all(0) & (one != 0).any(0))
+            if bool(lost.any()):
+                one[:, lost] = self._cut.start(one.shape[1], number)[number][:, lost]
 
     def _matrix(self, number: int) -> Tensor:
         piece, width = self._cut.matrices[number]

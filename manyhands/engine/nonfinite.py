@@ -23,6 +23,8 @@ def leave_out(engine: Engine) -> None:
         )
     for buffer, before in zip(engine.replica.part.buffers(), engine.buffers_before, strict=True):
         buffer.copy_(before)
+    if engine.replica.errors is not None:
+        engine.replica.errors.leave_out(engine.replica.owned, progress.steps_here - 1)
     engine.keep_copies()
     engine.warn(
         f"this step was left out, because its gradient is not finite ({progress.skipped} of at most {most})"

@@ -20,10 +20,10 @@ _LENGTHS = 3  # different ones, before the first dimension of all tensors is tak
 
 def count(engine: Engine, batch: Any, made_of: int | None = None) -> int:
     """The samples of a batch, which was perhaps made of so many."""
-    found = samples_in(batch)
     own = engine.settings.samples
     if own is not None:
-        return _told(own(batch), batch) if found else 0
+        return 0 if _is_empty(batch) else _told(own(batch), batch)
+    found = samples_in(batch)
     if made_of is not None:
         return samples_of(batch, made_of)
     for feed in engine.feeds.open:
@@ -93,6 +93,13 @@ def _sentence(tensor: Tensor, samples: int) -> str:
         f"{samples}, as where time comes first, or sequences lie end to end, batches are weighted by their length: say "
         "mh.session(…, samples=lambda batch: …), which gives the number of samples of a batch"
     )
+
+
+def _is_empty(batch: Any) -> bool:
+    try:
+        return samples_in(batch) == 0
+    except UsageError:  # only the script can tell
+        return False
 
 
 def _told(found: Any, batch: Any) -> int:

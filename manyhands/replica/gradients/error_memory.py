@@ -5,7 +5,7 @@ vectors: a step reads a span in one of them and writes it in the other, with its
 counts says which of the two holds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -32,6 +32,12 @@ class ErrorMemory:
         self._after[free, span.index] = made + 2
         before = None if newest is None else self._vectors[newest][span.slice]
         return before, self._vectors[free][span.slice]
+
+    def leave_out(self, spans: Iterable[Span], made: int) -> None:
+        """The step after so many changed nothing: what was left out before it is still to come, in these spans."""
+        for span in spans:
+            numbers = self._after[:, span.index]
+            numbers[numbers == made + 2] = 0
 
     def _newest(self, span: Span, made: int) -> int | None:
         """Which of the two holds after so many steps."""

@@ -14,8 +14,9 @@ _ROWS = (1, 6, 33, 130)
 
 
 def sign_of_products() -> int:
-    """Of the processor, the library and the bits of a few products; equal on hosts that compute alike."""
-    sign = zlib.crc32(f"{_processor()} {torch.__version__}".encode())
+    """Of the processor, the library, its threads and the bits of a few products; equal on hosts that compute alike."""
+    # By how many threads a product is divided depends on its shape: no few products show it of all.
+    sign = zlib.crc32(f"{_processor()} {torch.__version__} {torch.get_num_threads()}".encode())
     numbers = torch.arange(_ROWS[-1] * _WIDTH, dtype=torch.float32)
     right = (numbers * 0.7310586).sin().view(_ROWS[-1], _WIDTH)
     left = (numbers[: _ROWS[-1] * _HEIGHT] * 0.4142136).cos().view(_ROWS[-1], _HEIGHT)
