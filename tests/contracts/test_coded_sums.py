@@ -163,3 +163,34 @@ def test_one_bit_converges_with_error_feedback_and_visibly_worse_without() -> No
     )
     assert coded < 1.3 * dense + 0.02
     assert forgetful > 1.3 * coded
+
+
+@pytest.mark.parametrize("first", [0.0, float("nan")])
+def test_low_rank_finds_its_directions_again(first: float) -> None:
+    """After a step whose gradient is zero, as behind a head that begins at zero, or not finite."""
+    size, rank = 32, 4
+    cut = low_rank_cut(size * size, [slice(0, size * size)], [size], rank)
+    directions, errors = cut.start(rank, 0), [torch.zeros(size * size) for _ in range(2)]
+    torch.manual_seed(0)
+    for step in range(8):
+        vector = torch.full((size * size,), first) if step == 0 else torch.randn(size * size)
+        before = errors[step % 2] if step > 1 else None  # a step that is not finite counts nowhere
+        one = LowRankSum(
+            CodedLane([0], 0, [None] * len(SHOTS)), cut, directions, vector, before, errors[1 - step % 2], 0
+        )
+        one.send()
+        one.answer()
+        one.reply()
+        one.finish()
+    assert int(torch.linalg.matrix_rank(vector.view(size, size))) == rank
+
+
+def test_a_step_that_is_left_out_keeps_what_is_still_to_come() -> None:
+    layout = layout_of(SHAPES)
+    errors = ErrorMemory(layout, Alone())
+    for made, value in ((0, 1.0), (1, 2.0)):
+        for span in layout.spans:
+            _, after = errors.of(span, made)
+            after.fill_(value)
+    errors.leave_out(layout.spans, 1)
+    assert errors.whole(1).unique().tolist() == [1.0]

@@ -108,12 +108,22 @@ def unevenly(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, work
         optimizer.zero_grad()
 
 
+def twice(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, workers: int) -> None:
+    """Two backward passes go through one output."""
+    for first in range(0, 96, 16):
+        outputs = model(INPUTS[first + rank : first + 16 : workers])
+        F.mse_loss(outputs, _targets(first, rank, workers)).backward(retain_graph=True)
+        outputs.abs().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def _targets(first: int, rank: int, workers: int) -> Tensor:
     return TARGETS[first + rank : first + 16 : workers]
 
 
 @pytest.mark.parametrize("is_made_late", [False, True])
-@pytest.mark.parametrize("train", [plainly, accumulating, scaled, unevenly])
+@pytest.mark.parametrize("train", [plainly, accumulating, scaled, unevenly, twice])
 def test_two_workers_are_as_one_process(
     train: Train, is_made_late: bool, worlds: Callable[[World], None]
 ) -> None:
@@ -131,7 +141,7 @@ def test_two_workers_are_as_one_process(
     plain = make_net()
     train(plain, adam(plain), 0, 1)
     for samples, state in in_threads(2, work):
-        assert samples == 96
+        assert samples == (192 if train is twice else 96)  # by every pass that is shared
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
 

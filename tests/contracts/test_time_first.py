@@ -203,3 +203,26 @@ def test_what_is_no_number_of_samples_is_refused(found: Any) -> None:
 
     with pytest.raises(UsageError, match="a whole number"):
         in_threads(1, work)
+
+
+def test_the_script_may_count_what_the_session_cannot() -> None:
+    class Opaque:
+        __slots__ = ("rows",)
+
+        def __init__(self, rows: Tensor) -> None:
+            self.rows = rows
+
+    def work(world: World) -> int:
+        model = nn.Linear(3, 1)
+        session = session_of(
+            model,
+            sgd(model),
+            lambda model, batch: model(batch.rows).square().mean(),
+            world=world,
+            samples=lambda batch: len(batch.rows),
+        )
+        session.step(Opaque(torch.ones(5, 3)))
+        session.close()
+        return session.samples
+
+    assert in_threads(2, work) == [10, 10]
