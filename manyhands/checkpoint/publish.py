@@ -27,6 +27,7 @@ from manyhands.checkpoint.disk import (
 from manyhands.errors import CheckpointError, UsageError
 
 TENSORS = "tensors.safetensors"
+WEIGHTS = "weights.safetensors"  # alone, in a folder that holds one version of a model
 RECORD = "record.json"
 KEEP = 3  # checkpoints that remain by default
 

@@ -19,9 +19,6 @@ from manyhands.checkpoint.disk import (
 )
 from manyhands.errors import CheckpointError
 
-WEIGHTS = "weights.safetensors"
-"""In a folder that holds one version of a model."""
-
 
 def save_weights(path: Path, tensors: Mapping[str, torch.Tensor], *, disk: Disk = REAL_DISK) -> None:
     """Write tensors to one file; a reader finds the old one or the new one, whole."""

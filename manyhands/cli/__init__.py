@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("error: the directory in which this command was given is no longer there; give it in another one")
         return 2
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last: a `torch.py` in the folder of a run takes the place of no library
     parser = build()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     if wrong := _script_without_launch(words):

@@ -4,8 +4,10 @@ A run is read from its beginning when it is first looked at, a few megabytes at 
 asked for it for a while. However many watch a run, it is read and encoded once.
 """
 
+import math
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +85,16 @@ def _is_kept(step: object) -> bool:
     return isinstance(step, int) and step % KEPT_OF == 0
 
 
+def _was_read(run: Followed) -> bool:
+    """A run whose files hold what was not thought of is no reason to follow none."""
+    try:
+        return run.read()
+    except Exception:
+        traceback.print_exc()
+        run.wanted_s = -math.inf  # forgotten, until a page asks for it again
+        return False
+
+
 class Follower:
     """The thread that reads; `tell` is called from it after every reading that has found something."""
 
@@ -125,7 +137,7 @@ class Follower:
                 old_s = time.monotonic() - FORGET_S
                 self._runs = {place: run for place, run in self._runs.items() if run.wanted_s > old_s}
                 runs = list(self._runs.values())
-            found = [run.read() for run in runs]
+            found = [_was_read(run) for run in runs]
             is_behind = any(run.is_behind for run in runs)
             if any(found) and (not is_behind or began_s - told_s > BEHIND_S):
                 self._tell()

@@ -17,9 +17,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable
-from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
@@ -111,13 +111,17 @@ class Gatekeeper:
             return
         headers = Headers(scope=scope)
         refusal = self._refusal(scope, headers)
+        cookie = cookie_of(headers, self._cookie)
+        if scope["type"] == "http":
+            # One that has not signed in keeps no connection: those that are kept are counted, and few.
+            send = _with_headers(send, {} if self._keys.knows(cookie) else {"Connection": "close"})
         if refusal is None:
-            scope["state"]["cookie"] = cookie_of(headers, self._cookie)
-            await self._app(scope, receive, _with_headers(send) if scope["type"] == "http" else send)
+            scope["state"]["cookie"] = cookie
+            await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await WebSocketClose(code=1008, reason="refused")(scope, receive, send)
         else:
-            await refusal(scope, receive, _with_headers(send))
+            await refusal(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """What is said to one that may not; None to one that may."""
@@ -163,11 +167,8 @@ def hosts_of(bound: str) -> set[str]:
 
 def cookie_of(headers: Headers, name: str) -> str:
     """The value of our cookie, or nothing."""
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return found.value if found else ""
+    # Not SimpleCookie, which finds none where another program on this host has set one that it cannot read.
+    return cookie_parser(headers.get("cookie", "")).get(name, "")
 
 
 def _body_bytes(headers: Headers) -> int:
@@ -178,11 +179,11 @@ def _body_bytes(headers: Headers) -> int:
     return int(length) if length.isdigit() and len(length) < 16 else LONGEST_BODY + 1
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, more: dict[str, str]) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
+            for name, value in (HEADERS | more).items():
                 headers.setdefault(name, value)
         await send(message)
 

@@ -32,7 +32,7 @@ async def graph_of(run: Path, *, allow_code: bool) -> dict[str, Any]:
 
 async def _shown(model: str, data: str) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "manyhands", "show", "--json", "--time", "--data", data, "--", model),
+        *(sys.executable, "-P", "-m", "manyhands", "show", "--json", "--time", "--data", data, "--", model),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

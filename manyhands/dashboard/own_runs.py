@@ -126,7 +126,7 @@ class OwnRuns:
 
     def _spawn(self, name: str, place: Path, arguments: list[str]) -> None:
         """As the page's child: what the command line shows goes into a file of the run."""
-        command = [sys.executable, "-m", "manyhands.dashboard.own_runs", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "manyhands.dashboard.own_runs", str(os.getpid())]
         with open(place / TERMINAL, "ab", opener=not_through_links) as terminal:
             terminal.write(f"$ manyhands train {' '.join(arguments)} --out {place}\n".encode())
             terminal.flush()

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from manyhands.foreign.regular import open_regular, read_small
 from manyhands.telemetry.lines import Record, decode, number
 
@@ -183,6 +185,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """An object in a small file; None where there is none."""
     try:
         found = json.loads(read_small(path))
+        # A page cannot be told half a surrogate, nor of the other runs beside it.
+        msgspec.json.encode(found)
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

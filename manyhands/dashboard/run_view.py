@@ -98,8 +98,8 @@ class RunView:
 
     def left_s(self, now: float) -> float | None:
         """Time to the last step, where there is one and the run moves."""
-        total, speed = self.facts.get("total_steps"), self.speed(now)[1]
-        return max(total - self.step, 0) / speed if isinstance(total, int) and speed > 0 else None
+        total, speed = number(self.facts.get("total_steps")), self.speed(now)[1]
+        return max(total - self.step, 0.0) / speed if total is not None and speed > 0 else None
 
     def _add_other(self, record: Record) -> None:
         kind, rank = record["kind"], record["rank"]
@@ -175,7 +175,7 @@ class RunView:
 
     def _add_staleness(self, counts: Any) -> None:
         for value, count in counts.items() if isinstance(counts, dict) else ():
-            if str(value).isdigit() and isinstance(count, int) and 0 < count < LARGEST_STEP:
+            if str(value).isdecimal() and isinstance(count, int) and 0 < count < LARGEST_STEP:
                 self.staleness[min(int(str(value)[:9]), 10_000)] += count
 
     def _add_logged(self, record: Record) -> None:

@@ -6,6 +6,7 @@ request a line and answers with one line; it ends when the page closes its input
 
 import base64
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from manyhands import data, models
-from manyhands.checkpoint import store
+from manyhands.checkpoint import index, manifest, store
 from manyhands.checkpoint.weights import save_weights
 from manyhands.dashboard.choices import refuse_code
 from manyhands.data.randomness import Randomness
@@ -148,7 +149,7 @@ REQUESTS = {
     "weights": weights,
 }
 
-_newest: dict[tuple[str, str], tuple[plans.Plan, Data, nn.Module, int]] = {}
+_newest: dict[tuple[bytes, str], tuple[plans.Plan, Data, nn.Module, int]] = {}
 
 
 def _trained(request: dict[str, Any]) -> tuple[plans.Plan, Data, nn.Module, int]:
@@ -157,15 +158,26 @@ def _trained(request: dict[str, Any]) -> tuple[plans.Plan, Data, nn.Module, int]
     plan = plans.read(run / "plan.json")
     refuse_code("model", plan.model, MODELS, allow_code=request["allow_code"])
     refuse_code("data", plan.data, DATA, allow_code=request["allow_code"])
-    tensors, record = store.load(run / "checkpoints")
-    key = (str(run), str(record.get("steps")))
+    # By the plan and the save itself: another run of that name can have come to the same step.
+    key = (plan.encode(), _save(run / "checkpoints"))
     if key not in _newest:
+        tensors, record = store.load(run / "checkpoints")
         samples, model = declared.load(plan)
         ours = {name.removeprefix(MODEL): one for name, one in tensors.items() if name.startswith(MODEL)}
         model.load_state_dict(ours)
         _newest.clear()
         _newest[key] = (plan, samples, model, int(record.get("steps", 0)))
     return _newest[key]
+
+
+def _save(checkpoints: Path) -> str:
+    """What no other save has."""
+    place = index.latest(checkpoints)
+    try:
+        found = (place / manifest.MANIFEST).stat() if place else None
+    except OSError:
+        found = None
+    return f"{place} {found and (found.st_ino, found.st_mtime_ns)}"
 
 
 def _plain(samples: StoredSet, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,6 +248,8 @@ def main() -> None:
     for line in sys.stdin.buffer:
         try:
             request = msgspec.json.decode(line)
+            if request["allow_code"] and os.getcwd() not in sys.path:
+                sys.path.append(os.getcwd())  # last: nothing there takes the place of a library
             answer = REQUESTS[request["what"]](request)
         except ManyhandsError as error:
             answer = {"error": str(error)}

@@ -49,6 +49,7 @@ class TorchHelper:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # without the folder in which the page was started, unless code of the person's own may run
                 "-m",
                 "manyhands.dashboard.torch_child",
                 stdin=asyncio.subprocess.PIPE,

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.checkpoint import index, manifest, tensor_file
-from manyhands.checkpoint.publish import TENSORS
-from manyhands.checkpoint.weights import WEIGHTS
+from manyhands.checkpoint.publish import TENSORS, WEIGHTS
 from manyhands.errors import CheckpointError, UsageError
 
 _MOST_NAMED = 5

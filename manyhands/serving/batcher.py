@@ -127,6 +127,8 @@ class Batcher:
         self.most_rows = self.sizes[-1] if sizes else most_rows
         self.most_waiting_rows = most_waiting_rows
         self._queues: dict[int, _WorkQueue] = {}
+        # Also those that are with a process; what has been answered since `expire` was last called is among them.
+        self._unanswered: set[QueuedRequest] = set()
 
     def open(self, handle: int) -> None:
         self._queues[handle] = _WorkQueue(spent_s=self._least_spent_s())
@@ -149,6 +151,7 @@ class Batcher:
             queue.spent_s = max(queue.spent_s, self._least_spent_s())
         queue.works.append(work)
         queue.rows += work.rows
+        self._unanswered.add(work)
 
     def waiting_rows(self, handle: int) -> int:
         return self._queues[handle].rows if handle in self._queues else 0
@@ -165,11 +168,10 @@ class Batcher:
         return self._cut(min(busy)[1]) if busy else None
 
     def expire(self, now_s: float) -> None:
-        """Refuse what has waited too long; to be called several times a second."""
-        for queue in self._queues.values():
-            for work in queue.works:
-                if work.deadline_s <= now_s:
-                    work.refuse(DeadlinePassed("the time for this request passed while it waited"))
+        """Refuse what has waited too long, also for a process; to be called several times a second."""
+        for work in [one for one in self._unanswered if one.deadline_s <= now_s]:
+            work.refuse(DeadlinePassed("the time for this request passed while it waited"))
+        self._unanswered = {one for one in self._unanswered if not one.is_over}
 
     def finished(self, batch: Batch, took_s: float) -> None:
         """Charge a servable for what its batch took."""
@@ -179,13 +181,14 @@ class Batcher:
             row_s = took_s / batch.rows
             queue.row_s = queue.row_s + _FORGET * (row_s - queue.row_s) if queue.row_s else row_s
 
-    def again(self, batch: Batch, error: ManyhandsError) -> None:
-        """The batch came to nothing: each of its requests goes first, alone, unless it has had its last attempt."""
+    def again(self, batch: Batch, error: ManyhandsError, *, was_begun: bool = True) -> None:
+        """The batch came to nothing: each of its requests goes first, alone, unless it has had its last attempt. One
+        that was not begun is not to blame, and has had none."""
         queue = self._queues.get(batch.handle)
         for work, rows in reversed(batch.parts):
             if work.is_over:
                 continue
-            work.attempts += 1
+            work.attempts += was_begun
             if work.attempts >= MOST_ATTEMPTS or queue is None:
                 work.refuse(error)
                 continue

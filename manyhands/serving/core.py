@@ -103,6 +103,7 @@ class ServingCore:
     def look(self) -> None:
         """One look at all sources, and the beginning of what follows from it."""
         now_s = self._clock()
+        self._batcher.expire(now_s)  # first: whatever happens to a source, requests have their deadlines
         for name, entry in self.models.items():
             self.manager.aspire(name, entry.policy.aspired(entry.source.look(now_s)))
         for todo in self.manager.due(now_s):
@@ -110,7 +111,6 @@ class ServingCore:
                 self._start(self._load(todo.version))
             else:
                 self._start(self._unload(todo.version))
-        self._batcher.expire(now_s)
 
     def is_ready(self, model: str | None = None) -> bool:
         names = self.models if model is None else [model]
@@ -226,7 +226,9 @@ class ServingCore:
         before = next(iter(reversed(self._ready(version.model))), None)
         try:
             servable = await self._loader.load(version, least_accuracy(before, entry.most_accuracy_drop))
-        except ManyhandsError as error:
+        except Exception as error:
+            if not isinstance(error, ManyhandsError):
+                traceback.print_exc()  # a fault of ours with one version must not end all loading
             for_good = isinstance(error, LoadFailed) and error.for_good
             self.manager.failed(version, str(error), self._clock(), for_good=for_good)
             self.metrics.loads[version.model, "rejected" if for_good else "failed"] += 1

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from manyhands.checkpoint import index, tensor_file
-from manyhands.checkpoint.weights import WEIGHTS
+from manyhands.checkpoint.publish import WEIGHTS
 from manyhands.errors import CheckpointError, ManyhandsError, UsageError
 from manyhands.serving import served_model, version_folder
 from manyhands.serving.description import DESCRIPTION, Description

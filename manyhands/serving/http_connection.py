@@ -49,6 +49,7 @@ class HttpRequest:
     query: str
     headers: dict[str, str]
     body: bytearray = field(default_factory=bytearray)
+    reserved_bytes: int = 0  # for its body, among those of all requests
 
     def asked(self, name: str) -> str | None:
         """A word of the query."""
@@ -171,7 +172,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if not self._in_message:
             self._begin()
-        before = self._complete
+        before, body_bytes = self._complete, len(self._request.body) if self._request else 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -179,8 +180,10 @@ class HttpConnection(asyncio.Protocol):
         except (httptools.HttpParserError, ValueError) as error:
             if not self._is_refused:
                 self._refuse(400, f"this is not HTTP/1.1: {error}")
-        if self._in_message and not self._in_body:
-            # What came with the end of another request is at most one packet, and is not counted.
+        is_body = self._in_body and self._request is not None and len(self._request.body) > body_bytes
+        if self._in_message and not is_body:
+            # What came with the end of another request is at most one packet, and is not counted. What comes after a
+            # body in pieces counts as well: the parser keeps a header there, too, until it is complete.
             self._head_bytes += len(data) if self._complete == before else 0
             if self._head_bytes > MOST_HEAD_BYTES:
                 self._refuse(431, f"the head of a request may have {MOST_HEAD_BYTES:,} bytes")
@@ -247,6 +250,7 @@ class HttpConnection(asyncio.Protocol):
         if self._is_refused or self._request is None:
             return
         self._request.body += body
+        self._head_bytes = 0
         if (
             len(self._request.body) > self._limits.body_bytes
         ):  # in pieces, so that its length was not told before
@@ -286,6 +290,9 @@ class HttpConnection(asyncio.Protocol):
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
             return HttpReply.error(400, "a body has either a Content-Length or a Transfer-Encoding")
         length = int(request.headers.get("content-length", "0"))
+        if request.method not in BODY_METHODS and (length or "transfer-encoding" in request.headers):
+            # Bytes are set aside for a body, and some of these requests need no token.
+            return HttpReply.error(400, f"{request.method} has no body here; leave it out")
         if length > self._limits.body_bytes:
             return HttpReply.error(
                 413, f"the body has {length:,} bytes, and may have {self._limits.body_bytes:,}"
@@ -296,6 +303,7 @@ class HttpConnection(asyncio.Protocol):
             return HttpReply.error(
                 503, "too many bytes are under way; try again later", (("Retry-After", "1"),)
             )
+        request.reserved_bytes = length
         self._reserved += length
         self._table.body_bytes += length
         return None
@@ -353,8 +361,7 @@ class HttpConnection(asyncio.Protocol):
         keep = keep and not self._table.is_draining
         self._transport.writelines(_written(request, reply, keep=keep))
         self._is_busy = False
-        if not self._waiting and not self._in_message:
-            self._release(self._reserved)
+        self._release(request.reserved_bytes)
         if not keep:
             self._is_refused = True
             self._waiting.clear()

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from manyhands.checkpoint.publish import TENSORS
-from manyhands.checkpoint.weights import WEIGHTS
+from manyhands.checkpoint.publish import TENSORS, WEIGHTS
 from manyhands.comm.transports.free_memory import available_bytes
 from manyhands.errors import ManyhandsError
 from manyhands.foreign.regular import open_regular
@@ -75,7 +74,9 @@ def estimated_bytes(place: Path) -> int:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(length, _LONGEST_HEADER)))
         sizes = [_size(entry["data_offsets"]) for entry in _of_model(header)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError):
+    except (OSError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError):
+        return 0
+    except (struct.error, RecursionError):
         return 0
     return sum(sizes)
 

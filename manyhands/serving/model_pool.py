@@ -76,6 +76,10 @@ class PoolProcess(asyncio.Protocol):
     async def connect(self) -> None:
         await asyncio.get_running_loop().create_connection(lambda: self, sock=self._socket)
 
+    @property
+    def is_connected(self) -> bool:
+        return self._transport is not None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
@@ -130,9 +134,13 @@ class PoolProcess(asyncio.Protocol):
 
     def _answer_load(self, message: frames.VersionLoaded | frames.VersionFailed) -> None:
         future = self.loads.pop(message.handle, None)
+        if future is None:
+            if isinstance(message, frames.VersionLoaded):
+                self.tell(frames.UnloadVersion(handle=message.handle))  # it was unloaded before it was there
+            return
         if isinstance(message, frames.VersionLoaded):
             self.handles.add(message.handle)
-        if future is None or future.done():
+        if future.done():
             return
         if isinstance(message, frames.VersionLoaded):
             future.set_result(message)
@@ -142,7 +150,8 @@ class PoolProcess(asyncio.Protocol):
     def _exited(self) -> None:
         code = self.popen.wait()
         self.end()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        known = {one.value: one.name for one in signal.Signals}  # not all of the real-time ones have names
+        how = f"was killed by {known.get(-code, -code)}" if code < 0 else f"ended with code {code}"
         self._pool.lost(self, f"model process {self.popen.pid} {how}")
 
 
@@ -206,7 +215,8 @@ class ModelPool:
         """Load a version into all processes, from the first on."""
         handle = next(self._numbers)
         try:
-            found = await asyncio.gather(*(self._load(one, handle, version) for one in [*self._processes]))
+            able = [one for one in self._processes if one.is_connected]
+            found = await asyncio.gather(*(self._load(one, handle, version) for one in able))
         except BaseException:
             self.unload(handle)
             raise
@@ -214,6 +224,9 @@ class ModelPool:
             raise LoadFailed("no model process is alive; one is being started")
         self._versions[handle] = version
         self.batcher.open(handle)
+        for process in self._processes:  # one that was started meanwhile
+            if process.is_connected and handle not in process.handles and handle not in process.loads:
+                self._later(self._catch_up(process))
         if self._spare is None and not self._restarts:
             self._later(self._begin_spare())  # only now: it takes as much of the cores as the first one
         first = found[0]
@@ -224,6 +237,8 @@ class ModelPool:
             self.batcher.close(handle)
         for process in self._processes:
             process.handles.discard(handle)
+            if (load := process.loads.pop(handle, None)) is not None and not load.done():
+                load.set_exception(LoadFailed("it was unloaded before it was loaded"))
             process.tell(frames.UnloadVersion(handle=handle))
 
     async def decoded(self, handle: int, picture: bytes) -> memoryview:
@@ -266,8 +281,9 @@ class ModelPool:
             self._spare = None  # the next one comes with the next version, or with the next death
             return
         self._processes.remove(process)
-        for batch in process.batches.values():
-            self.batcher.again(batch, ModelError(f"{how} while it computed this"))
+        # In their order: it computed the first, and the others lay in its socket.
+        for place, batch in reversed([*enumerate(process.batches.values())]):
+            self.batcher.again(batch, ModelError(f"{how} while it computed this"), was_begun=place == 0)
         for picture in process.pictures.values():
             if not picture.done():
                 picture.set_exception(ModelError(f"{how} while it read this picture"))
@@ -301,17 +317,24 @@ class ModelPool:
         else:
             await asyncio.sleep(pause_s)
             process = await self._begin()
-        for handle, version in sorted(self._versions.items(), reverse=True):  # the newest first
+        await self._catch_up(process)
+        if self._spare is None and process in self._processes:
+            await self._begin_spare()
+
+    async def _catch_up(self, process: PoolProcess) -> None:
+        """Load what it lacks, the newest first; versions come and go meanwhile."""
+        tried: set[int] = set()
+        while missing := self._versions.keys() - process.handles - process.loads.keys() - tried:
+            handle = max(missing)
+            tried.add(handle)
             try:
-                await self._load(process, handle, version)
+                await self._load(process, handle, self._versions[handle])
             except LoadFailed as error:
                 if process not in self._processes:
                     return  # it has died again, and its own replacement goes on
                 if not any(handle in other.handles for other in self._processes):
                     self._unloadable(handle, str(error))
             self.pump()
-        if self._spare is None:
-            await self._begin_spare()
 
     async def _begin(self) -> PoolProcess:
         process = PoolProcess(self)

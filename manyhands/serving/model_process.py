@@ -82,19 +82,19 @@ class ModelProcess:
             model = load(Path(message.place), message.allowed)
             model.warm_up(message.warm_up)
             accuracy = model.accuracy()
-        except Exception as error:  # of files, of models that others wrote: any
+            self._models[message.handle] = model
+            took_s = time.perf_counter() - begun_s
+            self._say(
+                frames.VersionLoaded(handle=message.handle, form=model.form, accuracy=accuracy, took_s=took_s)
+            )
+        except Exception as error:  # of files, of models that others wrote, of what cannot be told: any
+            self._models.pop(message.handle, None)
             if not isinstance(error, (ManyhandsError, OSError)):
                 traceback.print_exc()
             # What is damaged may be half copied; what is refused, or computes nonsense, stays so.
             is_whole = isinstance(error, UsageError)
             reason = " ".join(str(error).split()) or type(error).__name__
             self._say(frames.VersionFailed(handle=message.handle, reason=reason[:1000], for_good=is_whole))
-            return
-        self._models[message.handle] = model
-        took_s = time.perf_counter() - begun_s
-        self._say(
-            frames.VersionLoaded(handle=message.handle, form=model.form, accuracy=accuracy, took_s=took_s)
-        )
 
     def _say(self, message: frames.FromProcess, content: memoryview | None = None) -> None:
         with self._sending:

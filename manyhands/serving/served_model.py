@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from manyhands import data, models, spec
 from manyhands.checkpoint import record_file, tensor_file
-from manyhands.checkpoint.publish import RECORD, TENSORS
-from manyhands.checkpoint.weights import WEIGHTS
+from manyhands.checkpoint.publish import RECORD, TENSORS, WEIGHTS
 from manyhands.data import Data, Samples, StoredSet, gather
 from manyhands.data.transforms import Normalize, Scale
 from manyhands.errors import UsageError

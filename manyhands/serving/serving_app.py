@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from manyhands.serving.model_pool import InvalidInput, ModelPool
 from manyhands.serving.servable import Servable
 from manyhands.serving.server_status import gauges, status
 from manyhands.serving.tensor_input import InputRows, outputs_of
+from manyhands.serving.version_folder import is_version
 
 Reply = Callable[[HttpReply], None]
 
@@ -155,6 +157,8 @@ class ServingApp:
     def _predict(self, request: HttpRequest, reply: Reply) -> HttpReply | Abandon:
         """A picture: read where a broken one can do no harm, then queued like any other input."""
         model = self._default_model(request.asked("model"))
+        if denied := self._rules.refusal(Needed(model=model), request.headers):
+            return HttpReply.error(*denied)  # the head did not say which model it is
         version = request.asked("version")
         if version is not None and not (version.isascii() and version.isdigit() and len(version) < 16):
             raise InvalidInput(f"version={version[:20]!r}: a number is expected")
@@ -206,8 +210,11 @@ class ServingApp:
                 return
             try:
                 reply(written(outputs_of(servable.form, rows, found)))
-            except InvalidInput as error:
+            except ManyhandsError as error:
                 reply(refused(error))
+            except Exception:
+                traceback.print_exc()  # here speaks a model process, whose connection it would end
+                reply(HttpReply.error(500, "this server has failed at this answer; its log says how"))
 
         timeout_s = min(timeout_s or self._timeout_s, self._timeout_s)
         work = self._core.ask(servable, rows.count, rows.shape, rows.content, timeout_s, answer)
@@ -269,9 +276,7 @@ def methods(path: tuple[str, ...]) -> tuple[str, ...]:
 
 def _rest(path: tuple[str, ...]) -> tuple[str, ...]:
     """Behind the version or the label, if one is named."""
-    named = len(path) >= 2 and (
-        path[0] == "labels" or (path[0] == "versions" and path[1].isascii() and path[1].isdigit())
-    )
+    named = len(path) >= 2 and (path[0] == "labels" or (path[0] == "versions" and is_version(path[1])))
     return path[2:] if named else path
 
 
@@ -280,7 +285,7 @@ def _named(path: tuple[str, ...], default: str) -> tuple[str, int | None, str | 
     model, *rest = path
     version = label = None
     if len(rest) >= 2 and rest[0] == "versions":
-        version, rest = int(rest[1][:15]), rest[2:]
+        version, rest = int(rest[1]), rest[2:]
     elif len(rest) >= 2 and rest[0] == "labels":
         label, rest = rest[1], rest[2:]
     return model, version, label, tuple(rest) or (default,)

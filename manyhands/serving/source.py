@@ -4,6 +4,7 @@ Both are written by preparing a folder and renaming it, so the parent's time of 
 went: a look costs one `stat`, twenty times a second. Whatever else happens to a folder is found once a second.
 """
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator
@@ -41,7 +42,8 @@ class VersionSource:
             return self._found
         if changed_ns != self._seen_ns or now_s - self._looked_s > _THOROUGHLY_S:
             self._seen_ns, self._looked_s = changed_ns, now_s
-            self._found = sorted(self._versions(folder))
+            with contextlib.suppress(OSError):  # not readable for the moment: as if it were removed
+                self._found = sorted(self._versions(folder))
         return self._found
 
     def _folder(self) -> Path:

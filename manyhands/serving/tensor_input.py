@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from manyhands.serving.batcher import ModelError
 from manyhands.serving.description import FREE, Description
 from manyhands.serving.model_pool import InvalidInput
 
@@ -119,5 +120,9 @@ def outputs_of(form: Description, rows: InputRows, answer: memoryview) -> "np.nd
     if not np.isfinite(outputs).all():
         raise InvalidInput("the model's answer to these inputs is not finite")
     free = iter(rows.shape)
-    tail = [next(free) if length == FREE else length for length in form.output.shape[1:]]
-    return outputs.reshape(rows.count, *tail)
+    shape = (rows.count, *(next(free, 0) if length == FREE else length for length in form.output.shape[1:]))
+    if outputs.size != math.prod(shape):
+        raise ModelError(
+            f"the model gave {outputs.size:,} numbers for these inputs; its description says {list(shape)}"
+        )
+    return outputs.reshape(shape)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from manyhands.checkpoint import manifest
 from manyhands.checkpoint.disk import REAL_DISK, Chunks, ensure_directory, partial_of, reason, remove_tree
-from manyhands.checkpoint.publish import RECORD
-from manyhands.checkpoint.weights import WEIGHTS
+from manyhands.checkpoint.publish import RECORD, WEIGHTS
 from manyhands.errors import CheckpointError, UsageError
 from manyhands.serving.description import DESCRIPTION
 

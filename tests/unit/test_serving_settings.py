@@ -90,4 +90,5 @@ def test_without_tokens_only_names_of_this_machine_lead_here() -> None:
 def test_flags_are_words_of_the_file() -> None:
     options = vars(build().parse_args(["serve", "runs/mine", "--port", "0"]))
     words = set(ServeSettings.__struct_fields__)
-    assert set(options) - {"verb", "run", "sources"} <= words
+    assert {"certificate", "key"} <= words  # `--tls` is both
+    assert set(options) - {"verb", "run", "sources", "tls"} <= words
