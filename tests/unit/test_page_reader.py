@@ -4,6 +4,7 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -258,3 +259,15 @@ def _hear_step(connection: object, step: int) -> None:
         curve = message.get("curves", {}).get("step:loss", {"x": []})
         if curve["x"] and curve["x"][-1] == step:
             return
+
+
+def test_a_run_with_absurd_records_does_not_end_the_page_for_the_others(tmp_path: Path) -> None:
+    absurd = write_run(tmp_path / "absurd", workers=1, steps=3)
+    (absurd / "plan.json").write_text('{"model": "\\ud800"}')
+    with open(absurd / "events" / "worker-0.jsonl", "a") as file:
+        for more in ('"kind":"updates","staleness":{"²":3}', '"kind":"plan","total_steps":' + "9" * 400):
+            file.write(f'{{"t":{time.time()},"rank":0,{more}}}\n')
+    write_run(tmp_path / "sound", steps=3)
+    snapshot(read_whole(absurd))
+    listed = msgspec.json.decode(msgspec.json.encode(RunList(tmp_path).rows()))
+    assert {row["name"] for row in listed} == {"absurd", "sound"}

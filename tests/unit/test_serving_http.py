@@ -6,6 +6,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -499,3 +500,17 @@ def test_tls_with_a_certificate_that_is_given(tmp_path: Path) -> None:
         assert found.exchange(request("/")) == b"", "nothing is said to a client that speaks plainly"
     with pytest.raises(UsageError, match="cannot be used"):
         http_server._tls(msgspec.structs.replace(settings, key=str(certificate)))
+
+
+def test_no_body_is_kept_ready_for_a_request_that_has_none(serving: InThread) -> None:
+    """Some of these need no token, and all bodies together have a limit."""
+    said = serving.exchange(b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+    assert status_of(said) == 400
+    assert b"GET has no body here" in said
+    assert answers(serving)
+
+
+@pytest.mark.processes
+def test_the_process_that_speaks_http_loads_no_torch() -> None:
+    code = "import sys; from manyhands.serving import http_server; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
