@@ -32,6 +32,8 @@ TITLES = {
     "halves": "session.backward, update",
     "prepared": "mh.prepare",
     "prepared-clipped": "mh.prepare, clip_grad_norm_",
+    "ddp": "adapters.ddp",
+    "ddp-clipped": "adapters.ddp, clip_grad_norm_",
     "fit": "mh.fit",
     "lightning": "Lightning",
     "trainer": "HF Trainer",

@@ -113,6 +113,20 @@ def _loop(model: nn.Module, optimizer: Any, loader: Any, paced: Paced, *, clips:
         paced.step(loss.item())
 
 
+def ddp(run: Run, *, clips: bool = False) -> None:
+    """A script that is written for DDP, with another import."""
+    from manyhands.adapters.ddp import DistributedDataParallel, DistributedSampler
+
+    model = DistributedDataParallel(run.model)
+    sampler = DistributedSampler(run.loader.dataset, shuffle=False)
+    loader = DataLoader(run.loader.dataset, batch_size=run.batch, sampler=sampler)
+    _loop(model, run.optimizer, loader, run.paced(mh.rank()), clips=clips)
+
+
+def ddp_clipped(run: Run) -> None:
+    ddp(run, clips=True)
+
+
 def fit(run: Run) -> None:
     """It wants pairs, and tells of epochs alone: the loss function ends a step where the next one begins."""
     paced: list[Paced] = []
@@ -238,6 +252,8 @@ CONTENDERS = {
     "native-clipped": native_clipped,
     "halves": halves,
     "prepared": prepared,
+    "ddp": ddp,
+    "ddp-clipped": ddp_clipped,
     "prepared-clipped": prepared_clipped,
     "fit": fit,
     "lightning": lightning,
