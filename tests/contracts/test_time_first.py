@@ -199,10 +199,11 @@ def test_what_is_no_number_of_samples_is_refused(found: Any) -> None:
 
     def work(world: World) -> None:
         session = session_of(model, sgd(model), loss, world=world, samples=lambda batch: found)
-        session.step(time_first([Sequences()[0]]))
+        with pytest.raises(UsageError, match="a whole number"):
+            session.step(time_first([Sequences()[0]]))
+        session.close()
 
-    with pytest.raises(UsageError, match="a whole number"):
-        in_threads(1, work)
+    in_threads(1, work)
 
 
 def test_the_script_may_count_what_the_session_cannot() -> None:
