@@ -206,9 +206,8 @@ def _make(
         exact=around.world.size == 1 or not around.traits.lockstep,  # of hosts that step together all or none
     )
     log = _log(flat, updates) if is_logged else None
-    is_lone = (
-        memory.outlives and team.size == 1
-    )  # its gradients are nothing but what others may have to finish
+    # Its gradients are nothing but what others may have to finish. Slices of a layer are no whole product.
+    is_lone = memory.outlives and team.size == 1 and around.placed.mesh.ways == 1
     gradients = GradientsInAdvance(
         flat,
         [span.index % lanes % team.size for span in layout.spans],

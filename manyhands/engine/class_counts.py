@@ -11,6 +11,7 @@ from manyhands import telemetry
 from manyhands.cluster.worker.world import World
 from manyhands.engine.plain_values import decode, encode
 from manyhands.errors import UsageError
+from manyhands.placement.pipeline.distant import Distant
 
 MOST_IN_MATRIX = 256
 """Classes; with more of them only how often each was right, was there and was predicted is counted."""
@@ -89,9 +90,8 @@ class ClassTally:
     def take(self, model: nn.Module, batch: Any) -> Tensor:
         inputs, targets = batch
         outputs = model(inputs)
-        if (
-            type(outputs) is Tensor and type(targets) is Tensor
-        ):  # else a stage sees what the last one will need
+        # Before the last stage of a pipeline there are no scores yet.
+        if isinstance(outputs, Tensor) and not isinstance(outputs, Distant) and isinstance(targets, Tensor):
             self._new.append(_counted(outputs.detach(), targets))
             self._classes = outputs.shape[1]
         return torch.zeros(())

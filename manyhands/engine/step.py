@@ -350,7 +350,8 @@ def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: f
     pace.after_step(engine, answers)
     if engine.twins is not None and work.parts:
         engine.look_for_twins(answers.signs if answers else None)
-    engine.say_once(engine.first_steps.look(work.samples))
+    if engine.first_steps.counting is not None:
+        engine.say_once(engine.first_steps.look(work.samples))
     if member:
         member.steps = progress.steps
         if progress.steps_here == 1:

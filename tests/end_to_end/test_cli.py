@@ -47,7 +47,7 @@ FLAGS = {
 
 SUMMARY = {
     *("samples_per_second", "loss", "accuracy", "steps", "samples", "workers", "bytes_sent", "wall_s"),
-    *("epochs", "hosts", "strategy", "placement", "shared_bytes", "committed"),
+    *("epochs", "hosts", "strategy", "placement", "shared_bytes", "committed", "top5", "classes"),
 }
 
 

@@ -12,10 +12,10 @@ from tests.end_to_end.commands import manyhands
 @pytest.mark.parametrize(
     ("flags", "files", "returns"),
     [
-        (["--workers", "2", "--strategy", "all-reduce"], 30, 85),
-        (["--workers", "2", "--servers", "1", "--strategy", "parameter-server:async"], 32, 95),
-        (["--workers", "2", "--strategy", "local-sgd"], 28, 60),
-        (["--workers", "1"], 24, 55),
+        (["--workers", "2", "--strategy", "all-reduce"], 31, 88),
+        (["--workers", "2", "--servers", "1", "--strategy", "parameter-server:async"], 33, 95),
+        (["--workers", "2", "--strategy", "local-sgd"], 29, 60),
+        (["--workers", "1"], 25, 58),
     ],
     ids=["all-reduce", "async-servers", "local-sgd", "alone"],
 )

@@ -42,9 +42,8 @@ def test_a_worker_dies_in_the_middle_of_an_update_by_an_optimizer_that_nobody_kn
 
 
 def test_deaths_while_factors_travel(tmp_path: Path) -> None:
-    """Without a pause: most of a step is the exchange."""
     faults = [Fault((0, 1), 0.3), Fault((1, 0), 1.7)]
-    ran = on_hosts.run(tmp_path, (2, 2), faults, optimizer="Wide", lr=0.01)
+    ran = on_hosts.run(tmp_path, (2, 2), faults, optimizer="Wide", lr=0.01, pause_s=0.05)
     check(ran, faults, 2)
     checks.one_history(ran, "Wide", lr=0.01)
 

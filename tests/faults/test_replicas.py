@@ -108,7 +108,7 @@ for batch in session.batches(data, batch_size=5):
 def test_where_a_part_is_lost_all_begin_again_from_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["--workers", "4", "--threads", "1", "--placement", STAGES, "--out", "run"]
-    options += ["--strategy", "local-sgd"]
+    options += ["--strategy", "parameter-server", "--servers", "2"]  # which needs a worker of every part
     done = manyhands("launch", *options, "script.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert (tmp_path / "died-1").exists()

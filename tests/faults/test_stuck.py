@@ -164,8 +164,13 @@ def test_a_stack_says_whether_its_process_waits_for_others(files: tuple[str, ...
 
 
 def test_only_a_process_that_the_kernel_holds_up_hangs() -> None:
-    command = [sys.executable, "-c", "print(flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    # A shell may have started the tests so that SIGINT is ignored.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); print(flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout
         process.stdout.readline()
         silences = Silences(0.0)

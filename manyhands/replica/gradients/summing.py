@@ -19,7 +19,7 @@ from manyhands.replica.flat_model import FlatModel
 from manyhands.replica.gradients.factors import Factors, LinearLayers
 from manyhands.replica.gradients.hooks import GradientHooks, OnReady, for_none
 from manyhands.replica.gradients.tables import Tables
-from manyhands.replica.gradients.turns import Turns, size_bytes
+from manyhands.replica.gradients.turns import Turns
 from manyhands.replica.gradients.used_flags import UsedFlags
 from manyhands.replica.layout import Span
 from manyhands.replica.memory import Team
@@ -87,16 +87,13 @@ class Gradients:
         self._given.clear()
         self._on_ready = on_ready
         if self._factors:
-            streams = on_ready is not None
-            self._factored = {} if on_ready is for_none else self._factors.taken(streams=streams)
+            self._factored = {} if on_ready is for_none else self._factors.taken(streams=on_ready is not None)
             self._factors.begin(self._factored)
         self._adds_early = on_ready is not None or self._before_gate
         self._all_here = False
-        self._private_bytes = 0
-        self._turn = self._next_own = 0  # the turn to take, and parameter whose owned pieces are to be added
+        self._private_bytes = self._turn = self._next_own = 0  # the turn; whose owned pieces are to be added
         self._completed = bytearray(len(self._layout.spans))
-        announced = (span for span in self.owned if span.places[0] not in self._factored)
-        self._to_announce = list(announced) if on_ready else []
+        self._to_announce = [one for one in self.owned if on_ready and one.places[0] not in self._factored]
 
     def watched(self) -> AbstractContextManager[object]:
         """While the gradients of large linear layers are taken as factors, or made where they are wanted."""
@@ -155,7 +152,7 @@ class Gradients:
         self.arrived[index] = 1
         grad = self._flat(index, grad)
         self._private[index] = grad
-        self._private_bytes += size_bytes(grad)
+        self._private_bytes += _size_bytes(grad)
         self._take_turns()
         if self._adds_early or self._private_bytes > self._kept_limit:
             self._add_own()
@@ -396,5 +393,8 @@ class Gradients:
 
     def _drop(self, index: int) -> None:
         grad, self._private[index] = self._private[index], None
-        if grad is not None:
-            self._private_bytes -= size_bytes(grad)
+        self._private_bytes -= 0 if grad is None else _size_bytes(grad)
+
+
+def _size_bytes(grad: Tensor) -> int:
+    return grad.values().nbytes if grad.is_sparse else grad.nbytes

@@ -49,7 +49,3 @@ def _piece(layout: Layout, index: int, span: Span, total: Tensor) -> Piece:
     place = layout.places[index]
     start, stop = max(place.start, span.start), min(place.stop, span.stop)
     return total[start:stop], start - place.start, stop - place.start
-
-
-def size_bytes(grad: Tensor) -> int:
-    return grad.values().nbytes if grad.is_sparse else grad.nbytes
