@@ -337,8 +337,7 @@ def commit(engine: Engine, work: StepInput, handshake: Handshake | None, loss: f
     progress.commits += traits.lockstep
     progress.parted = True
     progress.samples += total
-    if answers is None:
-        progress.uncounted += work.samples
+    progress.uncounted += work.samples if answers is None else 0
     if feeds.open and traits.lockstep:
         progress.position += total if is_of_main(engine, work) else 0
         if answers:
