@@ -4,10 +4,13 @@ A server runs the script as far as that and no further, so it cannot have the mo
 writes down how far it has come, in the host's memory and, where there are several hosts, in the run's store.
 """
 
+import contextlib
 import struct
 import time
 from collections.abc import Callable
 from typing import Any
+
+import torch.distributed as dist
 
 from manyhands.cluster.worker.rendezvous import Neighbourhood
 from manyhands.comm.transports.arena import Arena
@@ -23,7 +26,9 @@ def tell(made: int, *, is_last: bool, neighbours: Neighbourhood, arena: Arena) -
     """By a server, each time."""
     said = _MADE.pack(made, is_last)
     if neighbours.store is not None:
-        neighbours.store.set(_KEY, said)
+        # Where the worker that keeps the store is gone, so is this generation: in the next one the server tells again.
+        with contextlib.suppress(dist.DistNetworkError):
+            neighbours.store.set(_KEY, said)
     arena.at(_BOARD, _MADE.size)[: _MADE.size] = said
 
 
