@@ -10,8 +10,6 @@ import msgspec
 from manyhands.serving.description import Description
 
 HEAD = struct.Struct("<IQ")
-LONGEST_MESSAGE = 64 << 20
-"""Of either side; a description with a million class names fits."""
 
 
 class LoadVersion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
